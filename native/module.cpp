@@ -1,0 +1,19 @@
+// rebar._native: every area registers its own functions; nothing else lives here.
+#include <nanobind/nanobind.h>
+
+#include "rebar.h"
+
+namespace nb = nanobind;
+
+void bind_hal(nb::module_& m);       // native/bind_hal.cpp: pool, program, launches
+void bind_weights(nb::module_& m);   // native/cpu/bind_weights.cpp: pack, unpack, sizes
+void bind_text(nb::module_& m);      // native/text/bind_text.cpp: tokenizers, streaming text
+void bind_sampling(nb::module_& m);  // native/sampling/bind_sampling.cpp: logits -> id
+
+NB_MODULE(_native, m) {
+  m.attr("ABI_VERSION") = RB_ABI_VERSION;
+  bind_hal(m);
+  bind_weights(m);
+  bind_text(m);
+  bind_sampling(m);
+}

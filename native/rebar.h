@@ -1,0 +1,151 @@
+// rebar.h: the one C ABI between Python and the kernels.
+//
+// The law: a launch is a plain struct with every address resolved; a kernel reads its struct and the
+// step, writes its outputs, and touches nothing else. Kernels allocate nothing, lock nothing and never
+// call Python, so they link into tests and fuzzers as they are. Outputs are split between threads; sums
+// never are. Every float result is a function of the shapes and the input bits alone: the order of each
+// sum is written at its kernel, multiply-adds are fused (one rounding), and all instruction sets give
+// the same bits.
+#pragma once
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define RB_ABI_VERSION 1
+
+// ---------------------------------------------------------------------------------------------------
+// Weight formats. A packed matrix W (n outputs, k inputs) is a row of ceil(n/16) tiles; a tile holds 16
+// output rows (missing ones are zero) and is contiguous. Block formats need k % 32 == 0, the K formats
+// k % 256 == 0. "Group" below: 16 rows x 32 inputs.
+//
+// Quants of a group stand in the order the 4-way byte dot product eats them: step s = 0..7 covers inputs
+// 4s..4s+3; a step is [16 rows][4 inputs] = 64 bytes. Nibble formats hold step s in the low and step s+4
+// in the high half of one byte: 4 x 64 bytes a group.
+//   F32 F16 BF16  [k][16] elements
+//   Q8_0   512 B quants + 128 (unsigned), 16 f16 d                       w = d (q - 128)         544 B
+//   Q4_0   256 B nibbles, 16 f16 d                                       w = d (q - 8)           288 B
+//   Q4_1   256 B nibbles, 16 f16 d, 16 f16 m                             w = d q + m             320 B
+//   Q5_0   256 B nibbles, 64 B fifth bits, 16 f16 d                      w = d (q - 16)          352 B
+//   Q5_1   256 B nibbles, 64 B fifth bits, 16 f16 d, 16 f16 m            w = d q + m             384 B
+//     fifth bits: 8 steps x u64, bit (4 row + input) of step s
+//   Q4_K   per 8 groups: 16 f16 d, 16 f16 dmin, then per group: 256 B nibbles, 16 u8 sc, 16 u8 mn
+//                                                                        w = (d sc) q - (dmin mn)
+//   Q5_K   as Q4_K with 64 B fifth bits after the nibbles
+//   Q6_K   per 8 groups: 16 f16 d, then per group: 256 B nibbles, 128 B upper bits, 16 s8 sc of inputs
+//          0..15, 16 s8 sc of inputs 16..31                              w = (d sc) (q - 32)
+//     upper bits: 2 x 64 B; byte [row][input] of half h holds steps h, h+2, h+4, h+6 in bits 0-1, 2-3, 4-5, 6-7
+typedef enum {
+  RB_F32 = 0, RB_F16 = 1, RB_BF16 = 2, RB_Q8_0 = 3, RB_Q4_0 = 4, RB_Q4_1 = 5, RB_Q5_0 = 6, RB_Q5_1 = 7,
+  RB_Q4_K = 8, RB_Q5_K = 9, RB_Q6_K = 10, RB_WEIGHT_TYPES = 11
+} rb_weight_type;
+
+typedef struct rb_matrix {
+  const void* data;  // packed tiles, 64-byte aligned
+  int32_t type;      // rb_weight_type
+  int32_t n, k;      // outputs, inputs
+} rb_matrix;
+
+// Quantized activations: one row of k inputs (k % 32 == 0) is
+//   int8 q[k]; f32 d[k/32]; int32 sum[k/16]   with d = max|x| / 127 of 32 inputs, q = round_to_nearest_even(x * (1/d)),
+// (d = 0: q = 0) sum = sum of q over 16 inputs. The row stride is rb_quantized_stride(k) bytes, a multiple of 64.
+size_t rb_quantized_stride(int32_t k);
+
+// Bytes of a packed matrix; 0 when type, n or k is impossible. n, k up to 2^31 - 1, checked for overflow.
+uint64_t rb_packed_bytes(int32_t type, int64_t n, int64_t k);
+// Bytes of the same matrix as it stands in a GGUF/safetensors file (row-major blocks); 0 when impossible.
+uint64_t rb_stored_bytes(int32_t type, int64_t n, int64_t k);
+// Packs stored rows [n][row bytes] into tiles. Output row i comes from stored row `rows[i]` when rows != NULL.
+// Tiles [tile_begin, tile_end) only, so that callers may split the work between threads. 0 on success.
+int rb_pack(int32_t type, const void* stored, uint64_t stored_bytes, int64_t n, int64_t k, const int32_t* rows, void* packed,
+            uint64_t packed_bytes, int64_t tile_begin, int64_t tile_end);
+// The specification backwards: packed -> f32 row-major [n][k].
+int rb_unpack(const rb_matrix* w, float* out);
+
+// ---------------------------------------------------------------------------------------------------
+// The step: what changes from call to call. All arrays are owned by the caller and live through the run.
+typedef struct rb_step {
+  int32_t rows;                // token rows of this step
+  int32_t logit_rows;          // rows whose logits are needed
+  const int32_t* ids;          // [rows] token ids
+  const int32_t* positions;    // [rows] position of the row in its sequence
+  const int32_t* sequences;    // [rows] which block table belongs to the row; rows of one sequence are adjacent, positions ascending
+  const int32_t* tables;       // [sequence][table_stride] block numbers
+  int32_t table_stride;
+  const int32_t* logit_index;  // [logit_rows] the rows whose logits are needed
+} rb_step;
+
+typedef enum { RB_ROWS = 0, RB_LOGIT_ROWS = 1 } rb_domain;  // how many rows a launch covers
+
+// Launches. Strides are elements between rows unless said; f32 unless said.
+
+// out[r,:] = dequantized row ids[r] of w, times scale.
+typedef struct { rb_matrix w; float* out; int32_t out_stride; float scale; } rb_embed;
+
+// y = x / sqrt(mean(x^2) + eps) * weight, for each of `groups` slices of n values in a row (groups > 1: per-head norm).
+// sum of squares: 16 lanes over ascending i, lanes added as a binary tree. yq (optional, groups == 1): y quantized.
+typedef struct { const float* x; const float* weight; float* y; uint8_t* yq; int32_t x_stride, y_stride, n, groups; float eps; int32_t domain; } rb_rms_norm;
+
+// xq = quantized x (layout above), row stride rb_quantized_stride(k).
+typedef struct { const float* x; uint8_t* xq; int32_t x_stride, k, domain; } rb_quantize;
+
+// y[r,j] = sum_k x[r,k] w[j,k] (+ bias[j]) (+ residual[r,j]).  Block formats read xq, float formats read x.
+// Each y is summed over ascending k by one chain: block formats add fma(float(dot - offset*sum), dw*dx, acc) and then, with
+// a minimum, fma(m, dx*float(sum), acc) per group (per 16 inputs for Q6_K); float formats fma(x, w, acc) per input.
+// y may be a column slice of a wider buffer (y_stride > n); residual may alias y.
+typedef struct { rb_matrix w; const float* x; const uint8_t* xq; const float* bias; const float* residual; float* y;
+                 int32_t x_stride, y_stride, residual_stride, domain; } rb_matmul;
+
+// Rotates pairs (i, i + dim/2) of each head: table[position] = [cos dim/2][sin dim/2]. In place allowed.
+typedef struct { const float* x; float* y; const float* table; int32_t x_stride, y_stride, heads, head_dim, dim, table_rows; } rb_rope;
+
+// Writes k, v rows into the paged cache as f16. Block of 16 positions, per layer: keys [block][kv_head][head_dim][16],
+// values [block][kv_head][16][head_dim].
+typedef struct { const float* k; const float* v; uint16_t* keys; uint16_t* values; int32_t k_stride, v_stride, kv_heads, head_dim, blocks; } rb_append;
+
+// out[r,h] = softmax(scale q.k over positions max(0, p-window+1)..p) v;  window 0: all. softcap 0: none (else cap*tanh(s/cap)).
+// Dot: one chain over ascending d. Maximum; p_j = exp(s_j - max); total: lane j % 16, ascending blocks, lanes as a binary tree;
+// output: one chain over ascending j from the window's first position; then divided by the total. outq optional.
+typedef struct { const float* q; const uint16_t* keys; const uint16_t* values; float* out; uint8_t* outq;
+                 int32_t q_stride, out_stride, heads, kv_heads, head_dim, window, max_positions, blocks; float scale, softcap; } rb_attention;
+
+// y = act(x[:, :n]) * x[:, n:2n].  act: 0 silu, 1 gelu (tanh form). yq optional.
+typedef struct { const float* x; float* y; uint8_t* yq; int32_t x_stride, y_stride, n, act, domain; } rb_gated;
+
+// y = a + b.
+typedef struct { const float* a; const float* b; float* y; int32_t a_stride, b_stride, y_stride, n, domain; } rb_add;
+
+// y[i,:] = x[logit_index[i],:].
+typedef struct { const float* x; float* y; int32_t x_stride, y_stride, n; } rb_select;
+
+// y = cap * tanh(x / cap).
+typedef struct { const float* x; float* y; int32_t x_stride, y_stride, n, domain; float cap; } rb_softcap;
+
+typedef enum { RB_OP_EMBED, RB_OP_RMS_NORM, RB_OP_QUANTIZE, RB_OP_MATMUL, RB_OP_ROPE, RB_OP_APPEND, RB_OP_ATTENTION, RB_OP_GATED,
+               RB_OP_ADD, RB_OP_SELECT, RB_OP_SOFTCAP, RB_OPS } rb_op;
+
+typedef union { rb_embed embed; rb_rms_norm rms_norm; rb_quantize quantize; rb_matmul matmul; rb_rope rope; rb_append append;
+                rb_attention attention; rb_gated gated; rb_add add; rb_select select; rb_softcap softcap; } rb_args;
+
+typedef struct { int32_t op; rb_args args; } rb_launch;
+
+// ---------------------------------------------------------------------------------------------------
+// Kernels. A launch is cut into tasks(args, step) independent pieces (0 when there is nothing to do); run() does pieces
+// begin..end-1 on one thread with `scratch`, 64-byte aligned, of scratch_bytes(args, step's maximum rows) bytes.
+typedef struct {
+  const char* name;
+  int64_t (*tasks)(const rb_args* args, const rb_step* step);
+  void (*run)(const rb_args* args, const rb_step* step, int64_t begin, int64_t end, void* scratch);
+  size_t (*scratch_bytes)(const rb_args* args, int32_t max_rows);
+} rb_kernel;
+
+typedef enum { RB_ISA_SCALAR = 0, RB_ISA_AVX2 = 1, RB_ISA_AVX512 = 2, RB_ISA_NEON = 3, RB_ISAS = 4 } rb_isa;
+const rb_kernel* rb_kernels(int32_t isa);  // table of RB_OPS entries; NULL when this build or machine lacks it
+int32_t rb_best_isa(void);
+const char* rb_isa_name(int32_t isa);
+
+#ifdef __cplusplus
+}
+#endif

@@ -1,0 +1,79 @@
+"""Token ids of one request and the slices of them that a step computes. No text, no requests, no clients here.
+
+A sequence is `computed` chasing `total`: prompt, decode and replay are the same thing with other numbers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How the next id is chosen from logits. The choice is a function of (logits, these, position).
+
+    temperature 0 is greedy. top_k 0, top_p 1, min_p 0: off. Penalties: repetition divides/multiplies the
+    logits of ids in prompt and output (Keskar et al., arXiv:1909.05858); frequency and presence subtract
+    for ids in the output (OpenAI API). logprobs: how many alternatives to report, None for no logprobs.
+    """
+
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    seed: int = 0
+    logprobs: int | None = None
+
+
+@dataclass(slots=True)
+class Sequence:
+    """Ids of one request. tokens[:prompt] came in, tokens[prompt:total] were sampled; KV exists for [:computed]."""
+
+    tokens: NDArray[np.int32]
+    prompt: int
+    sampling: SamplingParams
+    total: int = 0
+    computed: int = 0
+    blocks: list[int] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, ids: list[int], capacity: int, sampling: SamplingParams) -> Sequence:
+        """A sequence that begins with `ids` and can grow to `capacity` ids."""
+        tokens = np.zeros(capacity, dtype=np.int32)
+        tokens[: len(ids)] = ids
+        return cls(tokens=tokens, prompt=len(ids), sampling=sampling, total=len(ids))
+
+    def append(self, token: int) -> None:
+        """Adds one sampled id."""
+        self.tokens[self.total] = token
+        self.total += 1
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A slice of one sequence in one step: positions first .. first+count-1.
+
+    `wants`: absolute positions in the slice whose logits are needed. At position p the id for p+1 is
+    sampled when p+1 == total, else (the id is known) its log probability is reported.
+    """
+
+    sequence: Sequence
+    first: int
+    count: int
+    wants: range
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """The answer for one wanted position. logprob and top (id, logprob; best first) are of the raw distribution."""
+
+    id: int
+    logprob: float | None = None
+    top: tuple[tuple[int, float], ...] = ()
