@@ -1,0 +1,65 @@
+"""The errors of Rebar, a drawn tree. A message says what happened and ends with the next step.
+
+RebarError
+├── InputError            the caller's fault (HTTP: 4xx)
+│   ├── ContextLengthError    more tokens than the context holds
+│   └── ModelNameError        no model of that name can be found
+├── ModelFileError        a model file that cannot be trusted or read
+├── MemoryBudgetError     a pool or plan that does not fit its budget
+│   └── KVCacheFullError      no free KV block
+├── ShapeError            sizes that must agree and do not
+├── DeviceError           a device or back end that is missing or fails
+└── EngineError           the engine failed inside; the request can be sent again
+"""
+
+from __future__ import annotations
+
+
+class RebarError(Exception):
+    """Root of every error raised on purpose."""
+
+
+class InputError(RebarError):
+    """The caller's fault. `param` names the offending field, `code` is machine-readable."""
+
+    def __init__(self, message: str, *, param: str | None = None, code: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
+        self.code = code
+
+
+class ContextLengthError(InputError):
+    """More tokens than the context holds; never cut silently."""
+
+
+class ModelNameError(InputError):
+    """No model of that name can be found."""
+
+
+class ModelFileError(RebarError):
+    """A model file that cannot be trusted or read."""
+
+
+class MemoryBudgetError(RebarError):
+    """A pool or plan that does not fit its budget; carries both numbers in bytes."""
+
+    def __init__(self, message: str, *, needed: int, available: int) -> None:
+        super().__init__(message)
+        self.needed = needed
+        self.available = available
+
+
+class KVCacheFullError(MemoryBudgetError):
+    """No free KV block."""
+
+
+class ShapeError(RebarError):
+    """Sizes that must agree and do not."""
+
+
+class DeviceError(RebarError):
+    """A device or back end that is missing or fails."""
+
+
+class EngineError(RebarError):
+    """The engine failed inside; the request can be sent again."""
