@@ -66,7 +66,7 @@ class InferenceEngine:
         answers = self._run(plan.rows)
         deltas = [self._commit(plan, i, answer) for i, answer in enumerate(answers)]
         self._count(plan, deltas, self.clock() - started)
-        return deltas
+        return [delta for delta in deltas if delta.ids or delta.prompt_scores or delta.last]
 
     def fail_all(self, error: Exception) -> list[Delta]:
         """Ends every open choice with `error`; the engine stands empty and ready."""
@@ -128,6 +128,8 @@ class InferenceEngine:
         if isinstance(answer, Exception):
             raise answer
         for sampled in answer:
+            if sampled.error is not None:
+                raise sampled.error
             if not 0 <= sampled.id < self.vocab_size:
                 raise EngineError(
                     f"The model chose id {sampled.id}, which is no token of its vocabulary."

@@ -1,5 +1,6 @@
-"""What the service needs of the layers below, as narrow as it uses it. Tests put small fakes behind
-these.
+"""What the service needs of the layers below, as narrow as it uses it.
+
+Tests put small fakes behind these.
 """
 
 from __future__ import annotations
@@ -14,15 +15,21 @@ class BlockPool(Protocol):
     """KV blocks of `block_size` positions each (rebar.graph.PagedKVCache)."""
 
     @property
-    def block_size(self) -> int: ...
+    def block_size(self) -> int:
+        """Positions in a block."""
+
     @property
-    def total_blocks(self) -> int: ...
+    def total_blocks(self) -> int:
+        """Blocks there are."""
+
     @property
-    def free_blocks(self) -> int: ...
-    def allocate(self, count: int) -> list[int]:
+    def free_blocks(self) -> int:
+        """Blocks nobody holds."""
+
+    def allocate(self, count: int, /) -> list[int]:
         """Takes `count` blocks or none: raises KVCacheFullError."""
 
-    def release(self, blocks: list[int]) -> None:
+    def release(self, blocks: list[int], /) -> None:
         """Gives blocks back."""
 
 
@@ -30,14 +37,21 @@ class StepRunner(Protocol):
     """Computes slices of sequences (rebar.graph.Runner)."""
 
     @property
-    def max_context(self) -> int: ...
+    def max_context(self) -> int:
+        """Most tokens of prompt and answer together."""
+
     @property
-    def max_rows(self) -> int: ...
+    def max_rows(self) -> int:
+        """Most positions computed in one step."""
+
     @property
-    def kv(self) -> BlockPool: ...
-    def step(self, rows: list[Row]) -> list[list[Sampled]]:
-        """Per row, one answer per wanted position. Changes no sequence; the same call again gives
-        the same.
+    def kv(self) -> BlockPool:
+        """Where keys and values of sequences are kept."""
+
+    def step(self, rows: list[Row], /) -> list[list[Sampled]]:
+        """Per row, one answer per wanted position.
+
+        Changes no sequence; the same call again gives the same bits.
         """
 
     def close(self) -> None:
@@ -48,7 +62,9 @@ class StreamingText(Protocol):
     """Ids to text, whole characters, stop strings (rebar.dataflow.text.TextStream)."""
 
     @property
-    def stopped(self) -> bool: ...
+    def stopped(self) -> bool:
+        """A stop string was met; only text before it was given out."""
+
     def push(self, token: int, /) -> str:
         """Text that may be shown now."""
 
@@ -64,28 +80,46 @@ class TextTokenizer(Protocol):
     """Text to ids and back (rebar.dataflow.text.Tokenizer)."""
 
     @property
-    def vocab_size(self) -> int: ...
+    def vocab_size(self) -> int:
+        """Ids are 0 .. vocab_size - 1."""
+
     @property
-    def end_ids(self) -> frozenset[int]: ...
-    def encode(self, text: str, *, special: bool = False, bos: bool | None = None) -> list[int]: ...
-    def decode(self, ids: Iterable[int], *, skip_special: bool = False) -> str: ...
-    def token_bytes(self, token: int, /) -> bytes: ...
+    def end_ids(self) -> frozenset[int]:
+        """Every id that ends an answer."""
+
+    def encode(self, text: str, *, special: bool = False, bos: bool | None = None) -> list[int]:
+        """Ids of `text`; control tokens in it are parsed only when `special`."""
+
+    def decode(self, ids: Iterable[int], *, skip_special: bool = False) -> str:
+        """Text of `ids`."""
+
+    def token_bytes(self, token: int, /) -> bytes:
+        """Bytes a token stands for."""
+
+
+Messages = Sequence[Mapping[str, Any]]
 
 
 class ChatRenderer(Protocol):
-    """Messages to ids; control ids come from the template only (rebar.dataflow.text.ChatTemplate)."""
+    """Messages to ids (rebar.dataflow.text.ChatTemplate).
+
+    Control ids come from the template only, never from a message.
+    """
 
     def render(
         self,
-        messages: Sequence[Mapping[str, Any]],
+        messages: Messages,
         *,
-        tools: Sequence[Mapping[str, Any]] | None = None,
+        tools: Messages | None = None,
         add_generation_prompt: bool = True,
-    ) -> str: ...
+    ) -> str:
+        """The prompt as text."""
+
     def encode(
         self,
-        messages: Sequence[Mapping[str, Any]],
+        messages: Messages,
         *,
-        tools: Sequence[Mapping[str, Any]] | None = None,
+        tools: Messages | None = None,
         add_generation_prompt: bool = True,
-    ) -> list[int]: ...
+    ) -> list[int]:
+        """The prompt as ids. Raises InputError with the template's own words."""

@@ -50,7 +50,7 @@ class Scheduler:
         if needed > self.pool.total_blocks:
             capacity = self.pool.total_blocks * self.pool.block_size
             raise ContextLengthError(
-                f"This request needs {generation.positions} KV positions, the cache holds {capacity}. "
+                f"This needs {generation.positions} KV positions and the cache holds {capacity}. "
                 "Shorten the prompt or lower max_tokens.",
                 code="context_length_exceeded",
             )

@@ -1,8 +1,7 @@
 """The thread an engine runs in, and the border around it: Orders go in, one StepReport comes out
 per step.
 
-Issue-wise this is the place where a process border goes: `give` becomes a socket write, `report` a
-socket read.
+A process border goes here later: `give` becomes a socket write, `report` a socket read.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ class EngineWorker:
             self._wake.notify()
 
     def stop(self, timeout: float = 10.0) -> bool:
-        """Ends after the step in progress; open choices fail. Returns whether the thread has ended."""
+        """Ends after the step in progress; open choices fail. Says whether the thread has ended."""
         with self._wake:
             self._stopping = True
             self._wake.notify()
