@@ -23,7 +23,7 @@ UNITS = {"": 1, "B": 1} | {
 
 
 def parse_size(text: str) -> int:
-    """Bytes of "4GB", "512MiB", "1.5G" or "1048576": KB, MB are powers of 1000, KiB, MiB of 1024."""
+    """Bytes of "4GB", "512MiB", "1.5G" or "1048576": KB is 1000 bytes, KiB 1024."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)", text.strip())
     units = {unit.upper(): factor for unit, factor in UNITS.items()}
     if not match or match[2].upper() not in units:

@@ -1,8 +1,8 @@
 """Where settings come from: a flag over the TOML file of --config over a REBAR_ variable.
 
-The file has one table per verb ([serve], [chat], ...) whose keys are its flags; a variable is REBAR_
-and the flag (REBAR_PORT, REBAR_MAX_CONTEXT) and serves every verb that has this flag. Names
-that mean nothing are errors: a typing mistake must not start a server with other settings than the
+The file has one table per verb ([serve], [chat], ...) whose keys are its flags; a variable is
+REBAR_ and the flag (REBAR_PORT, REBAR_MAX_CONTEXT) and serves every verb that has it. Names that
+mean nothing are errors: a typing mistake must not start a server with other settings than the
 ones written down.
 """
 
@@ -39,7 +39,7 @@ class Places:
 
 
 def places(environment: Mapping[str, str] | None = None) -> Places:
-    """Reads REBAR_CACHE (else XDG_CACHE_HOME/rebar, else ~/.cache/rebar), HF_ENDPOINT and REBAR_ISA."""
+    """Reads REBAR_CACHE (else a folder of the user's cache), HF_ENDPOINT and REBAR_ISA."""
     env = os.environ if environment is None else environment
     home = env.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
     cache = env.get("REBAR_CACHE") or str(Path(home) / "rebar")
