@@ -7,7 +7,7 @@ RebarError
 ├── ModelFileError        a model file that cannot be trusted or read
 │   ├── MissingFileError      no such file, or not of the kind that is due
 │   ├── CorruptFileError      lengths, offsets, numbers or digests that contradict the file
-│   └── UnsupportedModelError sound, but of an architecture, type or version this release does not know
+│   └── UnsupportedModelError sound, but of an architecture, type or version not known here
 ├── DownloadError         a model that could not be fetched
 ├── MemoryBudgetError     a pool or plan that does not fit its budget
 │   └── KVCacheFullError      no free KV block
