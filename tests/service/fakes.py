@@ -21,9 +21,7 @@ BLOCK = 16
 END = 256
 START_TURN, END_TURN, FIRST_WORD = 257, 258, 259
 SPECIAL = {END: "<|end|>", START_TURN: "<|im_start|>", END_TURN: "<|im_end|>"}
-WORDS = (
-    "The", " quick", " br", "own f", "ox j", "umps", " a", "hello", " wörld", "😀", "ab", "cd", "x\n",
-)  # fmt: skip
+WORDS = ("The", " quick", " br", "own f", "ox j", "umps", " a", "hello", " wörld", "😀")
 
 
 class FakePool:

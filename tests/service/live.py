@@ -12,13 +12,13 @@ from typing import Any
 
 import httpx
 import uvicorn
-from tests.service.fakes import ByteTokenizer, FakeTemplate, PlainText, ScriptedRunner
 
 from rebar.service.engine import InferenceEngine
 from rebar.service.http.app import create_app
 from rebar.service.messages import EngineLimits
 from rebar.service.router import ModelService, ServiceRouter
 from rebar.service.validator import ServedModel
+from tests.service.fakes import ByteTokenizer, FakeTemplate, PlainText, ScriptedRunner
 
 PROBE = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 4, "temperature": 0}
 NAME = "scripted"
@@ -58,13 +58,13 @@ class Live:
         self.url = f"http://127.0.0.1:{port}"
         self.http = httpx.Client(base_url=self.url, timeout=20, trust_env=False)
 
-    def chat(self, **fields: Any) -> httpx.Response:
+    def chat(self, **fields: object) -> httpx.Response:
         """POST /v1/chat/completions with PROBE's message unless another is given."""
         return self.http.post(
             "/v1/chat/completions", json={"messages": PROBE["messages"], **fields}
         )
 
-    def complete(self, **fields: Any) -> httpx.Response:
+    def complete(self, **fields: object) -> httpx.Response:
         """POST /v1/completions."""
         return self.http.post("/v1/completions", json={"prompt": "go", **fields})
 
@@ -95,9 +95,9 @@ class Live:
 
 
 @contextlib.contextmanager
-def serving(runner: ScriptedRunner, **options: Any) -> Iterator[Live]:
+def serving(runner: ScriptedRunner, service: ModelService | None = None) -> Iterator[Live]:
     """Runs a server for the scripted model in a thread."""
-    service = scripted_service(runner, **options)
+    service = service or scripted_service(runner)
     app = create_app(ServiceRouter([service]))
     sock = socket.create_server(("127.0.0.1", 0))
     config = uvicorn.Config(app, log_config=None, access_log=False, timeout_graceful_shutdown=2)

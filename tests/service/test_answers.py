@@ -5,10 +5,11 @@ HTTP.
 from __future__ import annotations
 
 import itertools
-from typing import Any
+from collections.abc import Callable
 
 import httpx
 import pytest
+
 from tests.service.fakes import END, words
 from tests.service.live import Live, events_of, said
 
@@ -16,9 +17,10 @@ FOX = words("The", " quick", " br", "own f", "ox j", "umps")
 MODES = list(itertools.product(("chat", "complete"), (False, True)))
 
 
-def ask(live: Live, route: str, stream: bool, **fields: Any) -> httpx.Response:
+def ask(live: Live, route: str, stream: bool, **fields: object) -> httpx.Response:
     options = {"stream_options": {"include_usage": True}} if stream else {}
-    return getattr(live, route)(stream=stream, **options, **{"max_tokens": 50, **fields})
+    asked: Callable[..., httpx.Response] = getattr(live, route)
+    return asked(stream=stream, **options, **{"max_tokens": 50, **fields})
 
 
 @pytest.mark.parametrize(("route", "stream"), MODES)
@@ -81,7 +83,12 @@ def test_stop_string_never_leaks(
     ],
 )
 def test_finish_reason_at_the_last_token(
-    live: Live, route: str, stream: bool, script: list[int], fields: Any, expected: Any
+    live: Live,
+    route: str,
+    stream: bool,
+    script: list[int],
+    fields: dict[str, object],
+    expected: tuple[object, ...],
 ) -> None:
     """A-b3: "stop" was reported for a cut and "length" for an end on the last token."""
     live.runner.script = script
@@ -90,15 +97,10 @@ def test_finish_reason_at_the_last_token(
 
 @pytest.mark.parametrize(("route", "stream"), MODES)
 def test_context_end_is_length(live: Live, route: str, stream: bool) -> None:
-    """A-b3: max_tokens beyond the context is lowered to what is left; running into it is "length"."""
+    """A-b3: max_tokens is lowered to what the context has left; running into it is "length"."""
     live.runner.choose = lambda sequence, position: ord("z")
     text, finish, count = said(ask(live, route, stream, max_tokens=100_000))
-    prompt = live.http.post(
-        "/tokenize",
-        json={"prompt": "go"}
-        if route == "complete"
-        else {"messages": [{"role": "user", "content": "hi"}]},
-    ).json()["count"]
+    prompt = getattr(live, route)(max_tokens=1).json()["usage"]["prompt_tokens"]
     assert (finish, count) == ("length", live.runner.max_context - prompt)
     assert text == "z" * (live.runner.max_context - prompt)
 
@@ -115,7 +117,9 @@ def test_stop_token_ids_and_ignore_eos(live: Live) -> None:
     ("options", "reported"),
     [(None, 0), ({}, 0), ({"include_usage": False}, 0), ({"include_usage": True}, 1)],
 )
-def test_usage_in_a_stream(live: Live, n: int, route: str, options: Any, reported: int) -> None:
+def test_usage_in_a_stream(
+    live: Live, n: int, route: str, options: dict[str, bool] | None, reported: int
+) -> None:
     """A-b6: usage came with choices, for empty options, or once per choice."""
     live.runner.script = FOX
     fields = {} if options is None else {"stream_options": options}
@@ -130,11 +134,8 @@ def test_usage_in_a_stream(live: Live, n: int, route: str, options: Any, reporte
         assert usages[0]["choices"] == []
         assert usages[0]["usage"] == whole
         assert whole["completion_tokens"] == n * (len(FOX) + 1)
-        assert (
-            whole["prompt_tokens"] == live.complete(max_tokens=1).json()["usage"]["prompt_tokens"]
-            if route == "complete"
-            else True
-        )
+        alone = getattr(live, route)(max_tokens=1).json()["usage"]
+        assert whole["prompt_tokens"] == alone["prompt_tokens"]
 
 
 def test_stream_options_without_stream(live: Live) -> None:
