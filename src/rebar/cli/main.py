@@ -56,8 +56,8 @@ def _launcher(app: App) -> Callable[..., object]:
         config: Annotated[Path | None, Parameter(help="TOML file with a table per verb.")] = None,
         debug: Annotated[bool, Parameter(help="Show the traceback of an error.")] = False,
     ) -> object:
-        app.config = sources(config, os.environ, tuple(VERBS))
         try:
+            app.config = sources(config, os.environ, tuple(VERBS))
             return app(tokens)
         except Exception as error:
             if debug:
