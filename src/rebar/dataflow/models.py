@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +17,8 @@ from rebar import _native
 from rebar.dataflow.text import build_vocabulary
 from rebar.errors import ModelFileError, UnsupportedModelError
 from rebar.graph.weights import ModelFile, open_model, write_rebar
-from rebar.graph.weights.source import resolve
+from rebar.graph.weights.source import Progress, resolve
 from rebar.hal.files import locked, write_whole
-
-Progress = Callable[[str, int, int], None]
-"""Called with (what, done, total); total 0 when it is not known."""
 
 CHUNK = 1 << 22
 # What of a folder makes the model; other files (README, images) may change freely.
