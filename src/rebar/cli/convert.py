@@ -36,7 +36,7 @@ def convert(
     begin = time.perf_counter()
     with progress() as shown:
         found = resolve(source, where.cache, hub=where.hub, progress=shown, offline=offline)
-        write(found, target, shown, provenance={"name": source})
+        write(found, target, shown)
     nbytes = target.stat().st_size
     seconds = round(time.perf_counter() - begin, 3)
     emit(
