@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -40,15 +40,22 @@ def test_version_is_one_line_of_json() -> None:
     assert done.stdout.count(b"\n") == 1
 
 
-def test_help_is_quick_and_imports_no_verb() -> None:
-    # 0.3 s is the promise; a test machine that is busy with something else gets three tries.
+def cpu_seconds() -> float:
+    """Processor time of all child processes so far."""
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
+
+
+def test_help_is_quick_and_imports_nothing_heavy() -> None:
+    # Processor time, the best of three: what is measured is the program, not the machine's day.
     seconds = []
     for _ in range(3):
-        begin = time.perf_counter()
+        begin = cpu_seconds()
         done = rebar("--help")
-        seconds.append(time.perf_counter() - begin)
+        seconds.append(cpu_seconds() - begin)
         assert done.returncode == 0
         assert b"serve" in done.stdout
+    assert min(seconds) < 0.3
     script = (
         "import sys; from rebar.cli.main import main; main(['--help'])\n"
         "bad = {'numpy', 'fastapi', 'rebar.graph', 'rebar.service'} & sys.modules.keys()\n"
@@ -56,7 +63,6 @@ def test_help_is_quick_and_imports_no_verb() -> None:
     )
     env = {**os.environ, "PYTHONPATH": str(SOURCE)}
     subprocess.run([sys.executable, "-c", script], env=env, check=True, capture_output=True)
-    assert min(seconds) < 0.3
 
 
 @pytest.mark.parametrize(
@@ -64,7 +70,7 @@ def test_help_is_quick_and_imports_no_verb() -> None:
     [
         (["frobnicate"], "frobnicate"),
         (["version", "--jsn"], "--jsn"),
-        (["tokenize"], "TEXT"),
+        (["tokenize"], "--text"),
         (["serve", "--port", "many"], "many"),
         (["serve", "--memory", "lots"], "Write it like 4GB"),
         (["version", "--config", "no/such.toml"], "no/such.toml"),
