@@ -16,8 +16,8 @@ import uvicorn
 from rebar.service.engine import InferenceEngine
 from rebar.service.http.app import create_app
 from rebar.service.messages import EngineLimits
+from rebar.service.model import ServedModel
 from rebar.service.router import ModelService, ServiceRouter
-from rebar.service.validator import ServedModel
 from tests.service.fakes import ByteTokenizer, FakeTemplate, PlainText, ScriptedRunner
 
 PROBE = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 4, "temperature": 0}

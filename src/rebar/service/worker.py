@@ -14,7 +14,7 @@ from rebar.errors import EngineError
 from rebar.service.engine import InferenceEngine
 from rebar.service.messages import Delta, Orders, StepReport
 
-log = logging.getLogger("rebar.engine")
+log = logging.getLogger("rebar.service.engine")
 
 HEARTBEAT_SECONDS = 1.0
 """An idle engine still reports this often, so that silence means trouble."""
