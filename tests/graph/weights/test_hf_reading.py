@@ -21,7 +21,15 @@ from rebar.graph.weights import TokenizerData, open_model
 from rebar.graph.weights.safetensors import read_safetensors
 from tests.graph.weights.reference import values_of
 from tests.tiny import tiny_gguf, tiny_hf, tiny_model
-from tests.tiny.hf import QWEN2_PATTERN, FloatType, bpe_json, hf_name, hf_values, safetensors_bytes, write_json
+from tests.tiny.hf import (
+    QWEN2_PATTERN,
+    FloatType,
+    bpe_json,
+    hf_name,
+    hf_values,
+    safetensors_bytes,
+    write_json,
+)
 
 FAMILIES = ("llama", "qwen2", "gemma3")
 
@@ -92,7 +100,10 @@ def test_types(tmp_path: Path, kind: FloatType) -> None:
 
 
 def test_what_the_reference_writes_is_read(tmp_path: Path) -> None:
-    values: dict[str, NDArray[Any]] = {"b": np.arange(6, dtype=np.float32).reshape(2, 3), "a": np.ones(5, dtype=np.float16)}
+    values: dict[str, NDArray[Any]] = {
+        "b": np.arange(6, dtype=np.float32).reshape(2, 3),
+        "a": np.ones(5, dtype=np.float16),
+    }
     save_file(values, tmp_path / "x.safetensors", metadata={"format": "np"})
     found = read_safetensors(tmp_path / "x.safetensors")
     assert {name: t.shape for name, t in found.items()} == {"b": (2, 3), "a": (5,)}

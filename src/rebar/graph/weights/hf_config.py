@@ -58,7 +58,7 @@ class HFConfig(msgspec.Struct, frozen=True):
     mlp_bias: bool = False
     rope_theta: float | None = None
     rope_scaling: RopeParameters | None = None
-    rope_parameters: msgspec.Raw | None = None
+    rope_parameters: msgspec.Raw = msgspec.Raw()
     rope_local_base_freq: float = 10000.0
     query_pre_attn_scalar: float | None = None
     attn_logit_softcapping: float | None = None
@@ -70,7 +70,7 @@ class HFConfig(msgspec.Struct, frozen=True):
     eos_token_id: int | list[int] | None = None
     bos_token_id: int | list[int] | None = None
     quantization_config: dict[str, Any] | None = None
-    text_config: msgspec.Raw | None = None
+    text_config: msgspec.Raw = msgspec.Raw()
 
 
 # transformers' Gemma3TextConfig: files leave out what equals it.
@@ -101,6 +101,11 @@ def parse_json(raw: bytes | msgspec.Raw, kind: type[T], where: str) -> T:
         raise CorruptFileError(f"{where} is not as it must be: {error}. Fetch it again.") from error
 
 
+def _given(raw: msgspec.Raw) -> bool:
+    """Whether a field is there and not null."""
+    return bytes(raw) not in (b"", b"null")
+
+
 def read_hf_config(path: Path) -> HFConfig:
     """config.json; of a model with pictures, the part about text."""
     config = read_json(path, HFConfig)
@@ -117,7 +122,7 @@ def read_hf_config(path: Path) -> HFConfig:
             f"{str(config.quantization_config.get('quant_method'))[:40]} are not "
             "supported. Use the float weights or a GGUF file."
         )
-    if config.text_config is not None:
+    if _given(config.text_config):
         text = parse_json(config.text_config, HFConfig, where)
         ends = text.eos_token_id if text.eos_token_id is not None else config.eos_token_id
         config = msgspec.structs.replace(text, model_type=config.model_type, eos_token_id=ends)
@@ -208,7 +213,7 @@ def _rope_parameters(config: HFConfig, where: str) -> tuple[RopeParameters, Rope
     layer type.
     """
     none, raw = RopeParameters(), config.rope_parameters
-    if raw is None:
+    if not _given(raw):
         return config.rope_scaling or none, none
     by_layer = parse_json(raw, dict[str, msgspec.Raw], where)
     if "full_attention" not in by_layer:
