@@ -5,10 +5,15 @@ RebarError
 │   ├── ContextLengthError    more tokens than the context holds
 │   └── ModelNameError        no model of that name can be found
 ├── ModelFileError        a model file that cannot be trusted or read
+│   ├── MissingFileError      no such file, or not of the kind that is due
+│   ├── CorruptFileError      lengths, offsets, numbers or digests that contradict the file
+│   └── UnsupportedModelError sound, but of an architecture, type or version not known here
+├── DownloadError         a model that could not be fetched
 ├── MemoryBudgetError     a pool or plan that does not fit its budget
 │   └── KVCacheFullError      no free KV block
 ├── ShapeError            sizes that must agree and do not
 ├── DeviceError           a device or back end that is missing or fails
+├── OverloadedError       the waiting queue is full (HTTP: 429)
 └── EngineError           the engine failed inside; the request can be sent again
 """
 
@@ -40,6 +45,22 @@ class ModelFileError(RebarError):
     """A model file that cannot be trusted or read."""
 
 
+class MissingFileError(ModelFileError):
+    """No such file, or not of the kind that is due (a folder, a pipe, an empty file)."""
+
+
+class CorruptFileError(ModelFileError):
+    """Lengths, offsets, numbers or digests that contradict the file."""
+
+
+class UnsupportedModelError(ModelFileError):
+    """A sound file of an architecture, type or version that this release does not know."""
+
+
+class DownloadError(RebarError):
+    """A model that could not be fetched."""
+
+
 class MemoryBudgetError(RebarError):
     """A pool or plan that does not fit its budget; carries both numbers in bytes."""
 
@@ -59,6 +80,14 @@ class ShapeError(RebarError):
 
 class DeviceError(RebarError):
     """A device or back end that is missing or fails."""
+
+
+class OverloadedError(RebarError):
+    """The waiting queue is full; `retry_after` is the whole seconds after which to try again."""
+
+    def __init__(self, message: str, *, retry_after: int) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
 
 
 class EngineError(RebarError):
