@@ -5,6 +5,10 @@ RebarError
 │   ├── ContextLengthError    more tokens than the context holds
 │   └── ModelNameError        no model of that name can be found
 ├── ModelFileError        a model file that cannot be trusted or read
+│   ├── MissingFileError      no such file, or not of the kind that is due
+│   ├── CorruptFileError      lengths, offsets, numbers or digests that contradict the file
+│   └── UnsupportedModelError sound, but of an architecture, type or version not known here
+├── DownloadError         a model that could not be fetched
 ├── MemoryBudgetError     a pool or plan that does not fit its budget
 │   └── KVCacheFullError      no free KV block
 ├── ShapeError            sizes that must agree and do not
@@ -38,6 +42,22 @@ class ModelNameError(InputError):
 
 class ModelFileError(RebarError):
     """A model file that cannot be trusted or read."""
+
+
+class MissingFileError(ModelFileError):
+    """No such file, or not of the kind that is due (a folder, a pipe, an empty file)."""
+
+
+class CorruptFileError(ModelFileError):
+    """Lengths, offsets, numbers or digests that contradict the file."""
+
+
+class UnsupportedModelError(ModelFileError):
+    """A sound file of an architecture, type or version that this release does not know."""
+
+
+class DownloadError(RebarError):
+    """A model that could not be fetched."""
 
 
 class MemoryBudgetError(RebarError):

@@ -1,0 +1,1 @@
+"""The command line: the only layer that reads argv and the environment."""

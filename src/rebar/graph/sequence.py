@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from rebar.errors import RebarError
+
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
@@ -72,8 +74,13 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """The answer for one wanted position. logprob and top (id, logprob; best first) are of the raw distribution."""
+    """The answer for one wanted position. logprob and top (id, logprob; best first) are of the raw distribution.
+
+    error: this position has no answer (its logits held a NaN, or its parameters make no sense) and id is -1;
+    the other positions of the step are answered as if it had not been there.
+    """
 
     id: int
     logprob: float | None = None
     top: tuple[tuple[int, float], ...] = ()
+    error: RebarError | None = None

@@ -1,0 +1,6 @@
+"""Weights: readers for GGUF, Hugging Face folders and .rebar, the .rebar writer, model sources."""
+
+from rebar.graph.weights.model_file import ModelFile, StoredTensor, TokenizerData, WeightType
+from rebar.graph.weights.open import open_model
+
+__all__ = ["ModelFile", "StoredTensor", "TokenizerData", "WeightType", "open_model"]

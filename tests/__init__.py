@@ -1,0 +1,1 @@
+"""Rebar's tests."""

@@ -1,0 +1,5 @@
+"""Tiny random models: `from tests.tiny import tiny_gguf, tiny_model`."""
+
+from tests.tiny.model import TinyModel, tiny_config, tiny_gguf, tiny_model
+
+__all__ = ["TinyModel", "tiny_config", "tiny_gguf", "tiny_model"]
