@@ -1,4 +1,6 @@
-"""Layer 1: tensors, nodes, graphs, models, weights, the KV cache, sampling. Knows token ids; no text, no requests."""
+"""Layer 1: tensors, nodes, graphs, models, weights, the KV cache, sampling. Knows token ids; no
+text, no requests.
+"""
 
 from rebar.graph.builder import Builder
 from rebar.graph.fuse import fuse

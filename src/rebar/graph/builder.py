@@ -1,4 +1,6 @@
-"""Builder: writes a graph as one reads a formula. Each method applies the node's shape rule and returns its output."""
+"""Builder: writes a graph as one reads a formula. Each method applies the node's shape rule and
+returns its output.
+"""
 
 from __future__ import annotations
 
@@ -43,10 +45,14 @@ class Builder:
             self._quantized[x] = out
         return self._quantized[x]
 
-    def linear(self, name: str, x: Tensor, w: tuple[Tensor, ...], bias: tuple[Tensor, ...] = ()) -> Tensor:
+    def linear(
+        self, name: str, x: Tensor, w: tuple[Tensor, ...], bias: tuple[Tensor, ...] = ()
+    ) -> Tensor:
         """x times the stacked parts of w, quantizing x where a part wants it."""
         block = [WeightFormat(part.dtype).quantized_input for part in w]
-        shape = nodes.Linear.shape(x.shape, *(part.shape for part in w), bias=tuple(b.shape for b in bias))
+        shape = nodes.Linear.shape(
+            x.shape, *(part.shape for part in w), bias=tuple(b.shape for b in bias)
+        )
         out = self._out(name, shape)
         x_float = x if not all(block) else None
         x_int = self.quantize(x) if any(block) else None
@@ -81,7 +87,16 @@ class Builder:
         out = self._out("attention", nodes.Attention.shape(q.shape, cache.shape, heads))
         self.nodes.append(
             nodes.Attention(
-                out.name, q, cache, after, out, heads, max_positions, scale, window or 0, softcap or 0.0
+                out.name,
+                q,
+                cache,
+                after,
+                out,
+                heads,
+                max_positions,
+                scale,
+                window or 0,
+                softcap or 0.0,
             )
         )
         return out

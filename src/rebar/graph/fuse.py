@@ -1,7 +1,8 @@
-"""Fusions: rewrites of a graph that save passes over memory and keep every bit. One that changed the order of a sum would not
-be made.
+"""Fusions: rewrites of a graph that save passes over memory and keep every bit. One that changed
+the order of a sum would not be made.
 
-- Quantize at the producer: a norm, gated activation or attention that feeds a Quantize writes the int8 rows itself.
+- Quantize at the producer: a norm, gated activation or attention that feeds a Quantize writes the
+  int8 rows itself.
 - Residual in the product: a Linear whose only reader adds it to something adds it itself.
 """
 
@@ -23,7 +24,11 @@ def fuse(graph: Graph) -> Graph:
 
 def fuse_quantize(graph: Graph) -> Graph:
     """Moves each Quantize into the node that makes its input, where that node can."""
-    quantize = {n.x: n for n in graph.order if isinstance(n, Quantize) and can_quantize(graph.producer.get(n.x), n.x)}
+    quantize = {
+        n.x: n
+        for n in graph.order
+        if isinstance(n, Quantize) and can_quantize(graph.producer.get(n.x), n.x)
+    }
     moved = set(quantize.values())
     nodes: list[Node] = []
     for node in graph.order:
@@ -45,7 +50,8 @@ def can_quantize(producer: Node | None, x: Tensor) -> bool:
 
 
 def fuse_residual(graph: Graph) -> Graph:
-    """Turns Add(a, Linear(...)) into a Linear with a residual, when nobody else reads the product."""
+    """Turns Add(a, Linear(...)) into a Linear with a residual when nobody else "
+    "reads the product."""
     readers = Counter(t.root for n in graph.order for t in n.inputs)
     readers.update(t.root for t in graph.outputs)
     gone: set[Node] = set()
@@ -55,7 +61,12 @@ def fuse_residual(graph: Graph) -> Graph:
             continue
         for product, other in ((node.b, node.a), (node.a, node.b)):
             linear = graph.producer.get(product)
-            if isinstance(linear, Linear) and linear.residual is None and readers[product] == 1 and linear not in gone:
+            if (
+                isinstance(linear, Linear)
+                and linear.residual is None
+                and readers[product] == 1
+                and linear not in gone
+            ):
                 merged[node] = replace(linear, out=node.out, residual=other)
                 gone.add(linear)
                 break

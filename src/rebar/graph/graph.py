@@ -1,4 +1,6 @@
-"""Graph: nodes in topological order. It can be watched node by node, or compiled into one Program with the same bits."""
+"""Graph: nodes in topological order. It can be watched node by node, or compiled into one Program
+with the same bits.
+"""
 
 from __future__ import annotations
 
@@ -46,12 +48,16 @@ class Graph:
         for node in nodes:
             for tensor in node.outputs:
                 if tensor in producer:
-                    raise ShapeError(f"{tensor.name} is written by {producer[tensor].name} and {node.name}")
+                    raise ShapeError(
+                        f"{tensor.name} is written by {producer[tensor].name} and {node.name}"
+                    )
                 producer[tensor] = node
         return producer
 
     def _sort(self, nodes: Sequence[Node]) -> tuple[Node, ...]:
-        """Depth first from the outputs, without recursion; nodes nobody needs are left out, ties keep the given order."""
+        """Depth first from the outputs, without recursion; nodes nobody needs are left out, ties
+        keep the given order.
+        """
         wanted = {self.producer[t.root] for t in self.outputs if t.root in self.producer}
         stack, needed = list(wanted), set(wanted)
         while stack:
@@ -67,7 +73,9 @@ class Graph:
             ready = [n for n in waiting if self._befores(n) <= done]
             if not ready:
                 raise ShapeError(f"a cycle through {', '.join(n.name for n in waiting[:8])}")
-            for node in waiting:  # in the given order; one pass suffices when it is already topological
+            for (
+                node
+            ) in waiting:  # in the given order; one pass suffices when it is already topological
                 if self._befores(node) <= done:
                     order.append(node)
                     done.add(node)
@@ -97,7 +105,9 @@ class Graph:
         limits: Limits,
         observers: Sequence[Observer] = (),
     ) -> None:
-        """Node by node: debug, trace, train. Observers see each node's outputs before a later node may reuse their place."""
+        """Node by node: debug, trace, train. Observers see each node's outputs before a later node
+        may reuse their place.
+        """
         for node in self.order:
             program = device.program(limits)
             node.forward(program.add, values)

@@ -1,6 +1,8 @@
-"""PagedKVCache: keys and values of all layers in blocks of 16 positions, allocated once, handed out by number.
+"""PagedKVCache: keys and values of all layers in blocks of 16 positions, allocated once, handed out
+by number.
 
-Block b holds the same 16 positions in every layer. A block belongs to one owner until it is released.
+Block b holds the same 16 positions in every layer. A block belongs to one owner until it is
+released.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ def block_bytes(layers: int, kv_heads: int, head_dim: int) -> int:
 
 
 class PagedKVCache:
-    """`blocks` blocks for `layers` layers out of `pool`; storage[i] is what layer i's kernels use."""
+    """`blocks` blocks for `layers` layers out of `pool`; storage[i] is layer i's."""
 
     block_size = BLOCK_POSITIONS
 
@@ -30,12 +32,20 @@ class PagedKVCache:
         half = blocks * kv_heads * head_dim * BLOCK_POSITIONS * F16
         keys = [pool.allocate(half, f"keys of layer {i}") for i in range(layers)]
         values = [pool.allocate(half, f"values of layer {i}") for i in range(layers)]
-        shape = (blocks, kv_heads, head_dim, BLOCK_POSITIONS), (blocks, kv_heads, BLOCK_POSITIONS, head_dim)
+        shape = (
+            (blocks, kv_heads, head_dim, BLOCK_POSITIONS),
+            (blocks, kv_heads, BLOCK_POSITIONS, head_dim),
+        )
         self.storage = tuple(
-            KVStorage(k.bytes()[:half].view(np.float16).reshape(shape[0]), v.bytes()[:half].view(np.float16).reshape(shape[1]))
+            KVStorage(
+                k.bytes()[:half].view(np.float16).reshape(shape[0]),
+                v.bytes()[:half].view(np.float16).reshape(shape[1]),
+            )
             for k, v in zip(keys, values, strict=True)
         )
-        self._free = list(range(blocks - 1, -1, -1))  # popped from the end: low numbers first, so few pages are touched
+        self._free = list(
+            range(blocks - 1, -1, -1)
+        )  # popped from the end: low numbers first, so few pages are touched
         self._used = bytearray(blocks)
 
     @property
@@ -51,7 +61,8 @@ class PagedKVCache:
         """n block numbers, all or none; KVCacheFullError with the numbers when there are fewer."""
         if n > len(self._free):
             raise KVCacheFullError(
-                f"the KV cache needs {n} blocks, {len(self._free)} of {self.total_blocks} are free. Wait, or give it more "
+                f"the KV cache needs {n} blocks, {len(self._free)} of "
+                f"{self.total_blocks} are free. Wait, or give it more "
                 "with --kv-tokens or --memory.",
                 needed=n,
                 available=len(self._free),
@@ -64,7 +75,9 @@ class PagedKVCache:
     def release(self, blocks: Iterable[int]) -> None:
         """Gives blocks back; giving one back that nobody owns is an error and changes nothing."""
         given = list(blocks)
-        if len(set(given)) != len(given) or not all(0 <= b < self.total_blocks and self._used[b] for b in given):
+        if len(set(given)) != len(given) or not all(
+            0 <= b < self.total_blocks and self._used[b] for b in given
+        ):
             raise MemoryBudgetError(f"blocks {given[:8]} are not all in use", needed=0, available=0)
         for block in reversed(given):
             self._used[block] = 0

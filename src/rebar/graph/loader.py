@@ -29,12 +29,16 @@ def load_runner(
     progress: Progress | None = None,
     fused: bool = True,
 ) -> Runner:
-    """Loads a model. vocab_size: ids at or above it are never sampled. fused False: no fusion (the same bits, slower).
+    """Loads a model. vocab_size: ids at or above it are never sampled. fused False: no fusion (the
+    same bits, slower).
 
-    Errors: MemoryBudgetError before anything is loaded, ContextLengthError, ModelFileError, DeviceError.
+    Errors: MemoryBudgetError before anything is loaded, ContextLengthError, ModelFileError,
+    DeviceError.
     """
     options = options or RunnerOptions()
-    device = DeviceManager(options.device, threads=options.threads, memory=options.memory, isa=options.isa)
+    device = DeviceManager(
+        options.device, threads=options.threads, memory=options.memory, isa=options.isa
+    )
     plan = plan_memory(model, options, device.budget)
     for entry in plan.entries:
         if entry.pool == "mapped":
@@ -75,7 +79,9 @@ def _assemble(
 def fused_decoder(decoder: Decoder) -> Decoder:
     """The decoder over its fused graph."""
     graph = fuse(decoder.graph)
-    return Decoder(graph, decoder.hidden, decoder.logits, decoder.caches, decoder.ropes, decoder.head_begin)
+    return Decoder(
+        graph, decoder.hidden, decoder.logits, decoder.caches, decoder.ropes, decoder.head_begin
+    )
 
 
 def _rope_tables(decoder: Decoder, device: DeviceManager, positions: int) -> dict[Tensor, Operand]:

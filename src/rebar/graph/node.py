@@ -1,6 +1,8 @@
-"""Node: an operation with a shape rule, a forward, a backward slot and a cost. One class per operation in graph/nodes.py.
+"""Node: an operation with a shape rule, a forward, a backward slot and a cost. One class per
+operation in graph/nodes.py.
 
-A node knows tensors by name and shape. It knows nothing of devices, batches, requests or its neighbours.
+A node knows tensors by name and shape. It knows nothing of devices, batches, requests or its
+neighbours.
 """
 
 from __future__ import annotations
@@ -27,7 +29,9 @@ class Cost:
     written: int = 0
 
     def __add__(self, other: Cost) -> Cost:
-        return Cost(self.operations + other.operations, self.read + other.read, self.written + other.written)
+        return Cost(
+            self.operations + other.operations, self.read + other.read, self.written + other.written
+        )
 
 
 class Values:
@@ -71,11 +75,13 @@ class Values:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Node(ABC):
-    """An operation in a graph. Fields that are tensors are its inputs, but for those named in OUTPUTS."""
+    """An operation in a graph. Fields that are tensors are its inputs, but for those named in
+    OUTPUTS.
+    """
 
     OUTPUTS: ClassVar[tuple[str, ...]] = ("out", "quantized")
-    # The gradient rule: a method (run, upstream, values, gradients) that adds into the gradients of the inputs. None while
-    # the node cannot learn; fine-tuning fills the slot.
+    # The gradient rule: a method (run, upstream, values, gradients) that adds into the gradients of
+    # the inputs. None while the node cannot learn; fine-tuning fills the slot.
     backward: ClassVar[Callable[..., None] | None] = None
 
     name: str
@@ -92,7 +98,11 @@ class Node(ABC):
         for f in fields(self):
             if (f.name in self.OUTPUTS) == outputs:
                 value = getattr(self, f.name)
-                yield from (t for t in (value if isinstance(value, tuple) else (value,)) if isinstance(t, Tensor))
+                yield from (
+                    t
+                    for t in (value if isinstance(value, tuple) else (value,))
+                    if isinstance(t, Tensor)
+                )
 
     @property
     def inputs(self) -> tuple[Tensor, ...]:

@@ -1,15 +1,17 @@
-"""The operations of a decoder, each on one screen: shape rule, forward, cost. Formulas and orders of sums: native/rebar.h."""
+"""The operations of a decoder, each on one screen: shape rule, forward, cost. Formulas and orders
+of sums: native/rebar.h.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from rebar import _native
 from rebar.errors import ShapeError
 from rebar.graph.node import Cost, Node, Record, Values
 from rebar.graph.tensor import Shape, Tensor, same
 from rebar.hal import BLOCK_POSITIONS, Activation, Domain, WeightFormat
 from rebar.hal import launches as la
-from rebar import _native
 
 F32 = 4  # bytes
 
@@ -45,7 +47,9 @@ class Embed(Node):
 
 @dataclass(frozen=True, eq=False, slots=True)
 class RmsNorm(Node):
-    """out = x / sqrt(mean(x^2) + eps) * weight over `groups` slices of each row; also int8 of it when `quantized` is given."""
+    """out = x / sqrt(mean(x^2) + eps) * weight over `groups` slices of each row; also int8 of it
+    when `quantized` is given.
+    """
 
     x: Tensor
     weight: Tensor
@@ -64,7 +68,17 @@ class RmsNorm(Node):
         """One launch."""
         v, q = values, self.quantized
         xq = v.quantized(q) if q is not None else None
-        run(la.RmsNorm(v.rows(self.x), v.vector(self.weight), v.rows(self.out), self.eps, xq, self.groups, self.x.domain))
+        run(
+            la.RmsNorm(
+                v.rows(self.x),
+                v.vector(self.weight),
+                v.rows(self.out),
+                self.eps,
+                xq,
+                self.groups,
+                self.x.domain,
+            )
+        )
 
     def cost(self, rows: int, positions: int = 0) -> Cost:
         """A square, a sum and two products an element."""
@@ -91,14 +105,19 @@ class Quantize(Node):
 
     def cost(self, rows: int, positions: int = 0) -> Cost:
         """A maximum, a product and a sum an element."""
-        return Cost(3 * rows * self.x.width, rows * self.x.width * F32, rows * _native.quantized_stride(self.x.width))
+        return Cost(
+            3 * rows * self.x.width,
+            rows * self.x.width * F32,
+            rows * _native.quantized_stride(self.x.width),
+        )
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Linear(Node):
     """out (rows, n) = x wᵀ + bias + residual, for weights stacked from parts: n = n1 + n2 + ...
 
-    x: float rows for float parts; xq: the same rows quantized for block-quantized parts. bias: one vector a part, or none.
+    x: float rows for float parts; xq: the same rows quantized for block-quantized parts. bias: one
+    vector a part, or none.
     """
 
     w: tuple[Tensor, ...]
@@ -109,7 +128,9 @@ class Linear(Node):
     residual: Tensor | None = None
 
     @staticmethod
-    def shape(x: Shape, *w: Shape, bias: tuple[Shape, ...] = (), residual: Shape | None = None) -> Shape:
+    def shape(
+        x: Shape, *w: Shape, bias: tuple[Shape, ...] = (), residual: Shape | None = None
+    ) -> Shape:
         """(rows, k), (n1, k), (n2, k) ... -> (rows, n1 + n2 + ...)."""
         same("k", x[1], *(part[1] for part in w))
         n = sum(int(part[0]) for part in w)
@@ -127,7 +148,11 @@ class Linear(Node):
         for i, w in enumerate(self.w):
             end = begin + int(w.shape[0])
             matrix = values.matrix(w)
-            x = values.quantized(self._input(w)) if matrix.format.quantized_input else values.rows(self._input(w))
+            x = (
+                values.quantized(self._input(w))
+                if matrix.format.quantized_input
+                else values.rows(self._input(w))
+            )
             bias = values.vector(self.bias[i]) if self.bias else None
             part = residual.columns(begin, end) if residual is not None else None
             run(la.Matmul(matrix, x, out.columns(begin, end), bias, part, self.out.domain))
@@ -149,7 +174,9 @@ class Linear(Node):
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Rope(Node):
-    """out = x with the pairs (i, i + dim/2) of each head rotated by the row's position (arXiv:2104.09864)."""
+    """out = x with the pairs (i, i + dim/2) of each head rotated by the row's position
+    (arXiv:2104.09864).
+    """
 
     x: Tensor
     table: Tensor
@@ -161,13 +188,19 @@ class Rope(Node):
         """(rows, heads * head_dim), (positions, dim <= head_dim) -> (rows, heads * head_dim)."""
         same("width modulo heads", int(x[1]) % heads, 0)
         if int(table[1]) > int(x[1]) // heads:
-            raise ShapeError(f"a rotation of {table[1]} values does not fit heads of {int(x[1]) // heads}")
+            raise ShapeError(
+                f"a rotation of {table[1]} values does not fit heads of {int(x[1]) // heads}"
+            )
         return x
 
     def forward(self, run: Record, values: Values) -> None:
         """One launch."""
         dim = self.x.width // self.heads
-        run(la.Rope(values.rows(self.x), values.rows(self.out), values.rows(self.table), self.heads, dim))
+        run(
+            la.Rope(
+                values.rows(self.x), values.rows(self.out), values.rows(self.table), self.heads, dim
+            )
+        )
 
     def cost(self, rows: int, positions: int = 0) -> Cost:
         """Four products and two sums a pair."""
@@ -177,7 +210,9 @@ class Rope(Node):
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Append(Node):
-    """Stores k and v (rows, kv_heads * head_dim) in a layer's cache. out has no bytes: it makes attention come after."""
+    """Stores k and v (rows, kv_heads * head_dim) in a layer's cache. out has no bytes: it makes
+    attention come after.
+    """
 
     k: Tensor
     v: Tensor
@@ -201,7 +236,9 @@ class Append(Node):
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Attention(Node):
-    """out = softmax(scale q kᵀ) v over the cached positions up to the row's own (the last `window` when it is not 0)."""
+    """out = softmax(scale q kᵀ) v over the cached positions up to the row's own (the last `window`
+    when it is not 0).
+    """
 
     q: Tensor
     cache: Tensor
@@ -226,7 +263,19 @@ class Attention(Node):
         v, q = values, self.quantized
         outq = v.quantized(q) if q is not None else None
         storage, limit = v.storage(self.cache), self.max_positions
-        run(la.Attention(v.rows(self.q), storage, v.rows(self.out), self.heads, limit, self.scale, self.window, self.softcap, outq))
+        run(
+            la.Attention(
+                v.rows(self.q),
+                storage,
+                v.rows(self.out),
+                self.heads,
+                limit,
+                self.scale,
+                self.window,
+                self.softcap,
+                outq,
+            )
+        )
 
     def cost(self, rows: int, positions: int = 0) -> Cost:
         """Two products a position, head and dimension; keys and values read once a kv head."""

@@ -1,4 +1,6 @@
-"""The memory plan: every activation gets a place in one arena, and places are used again once their tensor is dead."""
+"""The memory plan: every activation gets a place in one arena, and places are used again once their
+tensor is dead.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ from rebar.hal import Block, Limits, Operand, Pool, QuantizedRows, Rows, aligned
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Where a tensor lies in the arena, and the nodes (by place in the order) between which it must stay."""
+    """Where a tensor lies in the arena, and the nodes (by place in the order) between which it must
+    stay.
+    """
 
     offset: int
     nbytes: int
@@ -39,13 +43,17 @@ class Plan:
             raw = memory[place.offset : place.offset + place.nbytes]
             if tensor.dtype == "q8":
                 stride = _native.quantized_stride(tensor.width)
-                operands[tensor] = QuantizedRows(raw[: count * stride].reshape(count, stride), tensor.width)
+                operands[tensor] = QuantizedRows(
+                    raw[: count * stride].reshape(count, stride), tensor.width
+                )
             else:
                 floats = raw.view(np.float32)[: count * tensor.width]
                 operands[tensor] = Rows(floats.reshape(count, tensor.width))
         return Values(operands)
 
-    def allocate(self, pool: Pool, limits: Limits, bound: Mapping[Tensor, Operand], what: str) -> Values:
+    def allocate(
+        self, pool: Pool, limits: Limits, bound: Mapping[Tensor, Operand], what: str
+    ) -> Values:
         """`bind` with an arena of this plan's own from the pool."""
         return self.bind(pool.allocate(max(self.nbytes, 1), what), limits, bound)
 
@@ -56,9 +64,13 @@ def nbytes_of(tensor: Tensor, limits: Limits) -> int:
     return aligned(max(limits.rows_of(tensor.domain), 1) * row)
 
 
-def make_plan(order: Sequence[Node], kept: Sequence[Tensor], limits: Limits, *, reuse: bool = True) -> Plan:
-    """Greedy by size (Pisarchyk & Lee, arXiv:2001.03288): the largest tensor first, each at the lowest offset where it meets
-    no tensor alive at the same time. `kept` outlive the last node. reuse False: no place is used twice (for watching)."""
+def make_plan(
+    order: Sequence[Node], kept: Sequence[Tensor], limits: Limits, *, reuse: bool = True
+) -> Plan:
+    """Greedy by size (Pisarchyk & Lee, arXiv:2001.03288): the largest tensor first, each at the
+    lowest offset where it meets no tensor alive at the same time. `kept` outlive the last node.
+    reuse False: no place is used twice (for watching).
+    """
     lives = lifetimes(order, kept)
     placements: dict[Tensor, Placement] = {}
     for tensor in sorted(lives, key=lambda t: (-nbytes_of(t, limits), lives[t], t.name)):

@@ -1,7 +1,9 @@
-"""Runner: one loaded model. step(rows) binds a few small arrays, makes one native call, and samples.
+"""Runner: one loaded model. step(rows) binds a few small arrays, makes one native call, and
+samples.
 
-The law: between the call of step and its answer nothing is allocated on the device, and the bits of each answer depend on
-its own sequence alone: not on the other rows, nor on how the sequence was cut into steps.
+The law: between the call of step and its answer nothing is allocated on the device, and the bits of
+each answer depend on its own sequence alone: not on the other rows, nor on how the sequence was cut
+into steps.
 """
 
 from __future__ import annotations
@@ -58,7 +60,8 @@ class Runner:
         """Computes the rows and answers their wanted positions, in order.
 
         observers: given, the graph runs node by node and is watched; same bits.
-        Errors: ShapeError for more rows than max_rows or max_sequences; ContextLengthError past max_context.
+        Errors: ShapeError for more rows than max_rows or max_sequences; ContextLengthError past
+        max_context.
         """
         self._bind(rows)
         wanted = [(r, p) for r, row in enumerate(rows) for p in row.wants]
@@ -79,7 +82,8 @@ class Runner:
     def _run(self, first: int, observers: Seq[Observer] | None) -> None:
         if observers is None:
             self._compiled.program.run(self._step, first)
-        else:  # the head again over the same hidden rows changes nothing, so the whole graph may run again
+        # the head again over the same hidden rows changes nothing, so the whole graph may run again
+        else:
             self.graph.run(self.device, self._step, self._values, self.limits, observers)
 
     def _bind(self, rows: Seq[Row]) -> None:
@@ -87,7 +91,8 @@ class Runner:
         total = sum(row.count for row in rows)
         if total > self.limits.rows or len(rows) > self.limits.sequences:
             raise ShapeError(
-                f"a step of {total} rows of {len(rows)} sequences; the model was loaded for {self.limits.rows} rows of "
+                f"a step of {total} rows of {len(rows)} sequences; the model was "
+                f"loaded for {self.limits.rows} rows of "
                 f"{self.limits.sequences} sequences (max_rows)."
             )
         step, at = self._step, 0
@@ -106,24 +111,33 @@ class Runner:
     def _check(self, row: Row) -> None:
         end = row.first + row.count
         if end > self.max_context:
-            message = f"position {end} is past the context of {self.max_context:,}. Shorten it or load with --max-context."
+            message = (
+                f"position {end} is past the context of {self.max_context:,}. Shorten it "
+                "or load with --max-context."
+            )
             raise ContextLengthError(message, code="context_length_exceeded")
         if row.count < 1 or row.first < 0 or end > row.sequence.total:
             raise ShapeError(f"rows {row.first}..{end} of a sequence of {row.sequence.total} ids")
         if len(row.sequence.blocks) * BLOCK_POSITIONS < end:
-            raise ShapeError(f"a sequence of {len(row.sequence.blocks)} blocks does not reach position {end}")
+            raise ShapeError(
+                f"a sequence of {len(row.sequence.blocks)} blocks does not reach position {end}"
+            )
         if row.wants and not (row.first <= row.wants[0] and row.wants[-1] < end):
             raise ShapeError(f"wanted positions {row.wants} are not in {row.first}..{end}")
 
     def logits(self, count: int) -> np.ndarray[tuple[int, int], np.dtype[np.float32]]:
-        """A copy of the last step's first `count` logit rows (at most limits.logit_rows), (count, vocab_size of the model)."""
+        """A copy of the last step's first `count` logit rows (at most limits.logit_rows), (count,
+        vocab_size of the model).
+        """
         return np.array(self._logits[:count], copy=True)
 
     def timings(self, rows: Seq[Row]) -> list[tuple[str, int]]:
         """Runs a step without sampling; (kernel, nanoseconds) of every launch."""
         self._bind(rows)
         self._step.logit_rows = min(len(rows), self.limits.logit_rows)
-        self._step.logit_index[: self._step.logit_rows] = np.cumsum([row.count for row in rows])[: self._step.logit_rows] - 1
+        self._step.logit_index[: self._step.logit_rows] = (
+            np.cumsum([row.count for row in rows])[: self._step.logit_rows] - 1
+        )
         program = self._compiled.program
         return [(program.name(i), ns) for i, ns in enumerate(program.run_timed(self._step))]
 

@@ -1,4 +1,6 @@
-"""Tensor: a named value of a graph, with a shape but no memory. Memory comes with a plan (graph/plan.py)."""
+"""Tensor: a named value of a graph, with a shape but no memory. Memory comes with a plan
+(graph/plan.py).
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,8 @@ from rebar.hal import Domain, WeightFormat
 
 Size = int | Domain  # Domain: as many as the step has rows (or rows with logits)
 Shape = tuple[Size, ...]
-# f32: activations, vectors, tables. q8: int8 activations per 32. kv: a layer's cache. order: no bytes, only "comes after".
+# f32: activations, vectors, tables. q8: int8 activations per 32. kv: a layer's cache. order: no
+# bytes, only "comes after".
 DType = WeightFormat | Literal["f32", "q8", "kv", "order"]
 
 
@@ -52,7 +55,9 @@ class Tensor:
         """Columns begin..end-1, over the same memory."""
         if not 0 <= begin < end <= self.width:
             raise ShapeError(f"columns {begin}..{end} of {self.name} with {self.width}")
-        return Tensor(f"{self.name}[{begin}:{end}]", (self.shape[0], end - begin), self.dtype, self, begin)
+        return Tensor(
+            f"{self.name}[{begin}:{end}]", (self.shape[0], end - begin), self.dtype, self, begin
+        )
 
 
 def same(what: str, *sizes: Size | None) -> Size:

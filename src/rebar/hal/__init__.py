@@ -1,4 +1,6 @@
-"""Layer 0: devices, memory, the kernel table, programs. Knows bytes and launches; nobody else touches a device."""
+"""Layer 0: devices, memory, the kernel table, programs. Knows bytes and launches; nobody else
+touches a device.
+"""
 
 from rebar.hal import launches
 from rebar.hal.arrays import (

@@ -1,4 +1,6 @@
-"""Operands of a launch: float rows, quantized rows, packed matrices, KV storage. Bytes with a shape, nothing more."""
+"""Operands of a launch: float rows, quantized rows, packed matrices, KV storage. Bytes with a
+shape, nothing more.
+"""
 
 from __future__ import annotations
 
@@ -35,13 +37,22 @@ class WeightFormat(IntEnum):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Rows:
-    """float32 rows (count, width); rows may lie `stride` elements apart, so that a column slice is a Rows too."""
+    """float32 rows (count, width); rows may lie `stride` elements apart, so that a column slice is
+    a Rows too.
+    """
 
     data: NDArray[np.float32]
 
     def __post_init__(self) -> None:
-        if self.data.ndim != 2 or self.data.dtype != np.float32 or (self.width > 1 and self.data.strides[1] != 4):
-            raise ShapeError(f"rows are float32 (count, width) with adjacent columns, not {self.data.dtype} {self.data.shape}")
+        if (
+            self.data.ndim != 2
+            or self.data.dtype != np.float32
+            or (self.width > 1 and self.data.strides[1] != 4)
+        ):
+            raise ShapeError(
+                "rows are float32 (count, width) with adjacent columns, not "
+                f"{self.data.dtype} {self.data.shape}"
+            )
 
     @property
     def count(self) -> int:
@@ -72,14 +83,23 @@ class Rows:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class QuantizedRows:
-    """int8 activations of `width` inputs a row, in the layout of native/rebar.h. data: uint8 (count, stride bytes)."""
+    """int8 activations of `width` inputs a row, in the layout of native/rebar.h. data: uint8
+    (count, stride bytes).
+    """
 
     data: NDArray[np.uint8]
     width: int
 
     def __post_init__(self) -> None:
-        if self.width % 32 or self.data.ndim != 2 or self.data.shape[1] != _native.quantized_stride(self.width):
-            raise ShapeError(f"quantized rows of {self.width} inputs need a multiple of 32 and their own stride, not {self.data.shape}")
+        if (
+            self.width % 32
+            or self.data.ndim != 2
+            or self.data.shape[1] != _native.quantized_stride(self.width)
+        ):
+            raise ShapeError(
+                f"quantized rows of {self.width} inputs need a multiple of 32 and "
+                f"their own stride, not {self.data.shape}"
+            )
 
     @property
     def count(self) -> int:
@@ -104,7 +124,10 @@ class Matrix:
     def __post_init__(self) -> None:
         needed = _native.packed_nbytes(int(self.format), self.n, self.k)
         if not needed or self.data.ndim != 1 or self.data.nbytes != needed:
-            raise ShapeError(f"{self.format.name} ({self.n}, {self.k}) packs into {needed:,} bytes, not {self.data.nbytes:,}")
+            raise ShapeError(
+                f"{self.format.name} ({self.n}, {self.k}) packs into {needed:,} "
+                f"bytes, not {self.data.nbytes:,}"
+            )
         if self.address % 64:
             raise ShapeError("packed tiles start at a multiple of 64 bytes")
 
@@ -127,7 +150,9 @@ class Vector:
 
     def __post_init__(self) -> None:
         if self.data.ndim != 1 or self.data.dtype != np.float32 or not self.data.flags.c_contiguous:
-            raise ShapeError(f"a vector is adjacent float32 (n,), not {self.data.dtype} {self.data.shape}")
+            raise ShapeError(
+                f"a vector is adjacent float32 (n,), not {self.data.dtype} {self.data.shape}"
+            )
 
     @property
     def n(self) -> int:
@@ -142,7 +167,9 @@ class Vector:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class KVStorage:
-    """Keys and values of one layer in blocks of 16 positions: keys (blocks, kv_heads, head_dim, 16), values (blocks, kv_heads, 16, head_dim), f16."""
+    """Keys and values of one layer in blocks of 16 positions: keys (blocks, kv_heads, head_dim,
+    16), values (blocks, kv_heads, 16, head_dim), f16.
+    """
 
     keys: NDArray[np.float16]
     values: NDArray[np.float16]
@@ -153,7 +180,9 @@ class KVStorage:
     def __post_init__(self) -> None:
         blocks, heads, dim, positions = self.keys.shape
         if positions != BLOCK_POSITIONS or self.values.shape != (blocks, heads, positions, dim):
-            raise ShapeError(f"keys {self.keys.shape} and values {self.values.shape} do not belong together")
+            raise ShapeError(
+                f"keys {self.keys.shape} and values {self.values.shape} do not belong together"
+            )
         for name, value in (("blocks", blocks), ("kv_heads", heads), ("head_dim", dim)):
             object.__setattr__(self, name, value)
 

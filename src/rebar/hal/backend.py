@@ -1,7 +1,8 @@
-"""What a device is: a name, memory, and programs of launches. A back end is one file; others register by entry point.
+"""What a device is: a name, memory, and programs of launches. A back end is one file; others
+register by entry point.
 
-A package offers a back end with an entry point in the group `rebar.backends` whose object is a callable
-`(threads: int, isa: str | None) -> Backend`.
+A package offers a back end with an entry point in the group `rebar.backends` whose object is a
+callable `(threads: int, isa: str | None) -> Backend`.
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ Step = _native.Step
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a program may meet: most rows, logit rows and block tables of a step; ids, positions and blocks below a number."""
+    """What a program may meet: most rows, logit rows and block tables of a step; ids, positions and
+    blocks below a number.
+    """
 
     rows: int
     logit_rows: int = 0
@@ -40,7 +43,9 @@ class Program(Protocol):
     """Launches in recorded order, run by one call."""
 
     def add(self, launch: Launch) -> None:
-        """Appends a launch; ShapeError when its sizes disagree or its buffers are too small for the limits."""
+        """Appends a launch; ShapeError when its sizes disagree or its buffers are too small for the
+        limits.
+        """
 
     def __len__(self) -> int:
         """Launches recorded."""
@@ -76,7 +81,11 @@ def operands(launch: Launch) -> Iterator[tuple[str, Rows | QuantizedRows, Domain
     for name in launch.__slots__:
         value = getattr(launch, name)
         if isinstance(value, Rows | QuantizedRows) and name != "table":
-            yield name, value, Domain.LOGIT_ROWS if isinstance(launch, Select) and name == "y" else domain
+            yield (
+                name,
+                value,
+                Domain.LOGIT_ROWS if isinstance(launch, Select) and name == "y" else domain,
+            )
 
 
 def check(launch: Launch, limits: Limits) -> None:
@@ -85,7 +94,10 @@ def check(launch: Launch, limits: Limits) -> None:
     for name, value, domain in operands(launch):
         if value.count < limits.rows_of(domain):
             kind = type(launch).__name__
-            raise ShapeError(f"{kind}: {name} has room for {value.count} rows, the program needs {limits.rows_of(domain)}")
+            raise ShapeError(
+                f"{kind}: {name} has room for {value.count} rows, the program needs "
+                f"{limits.rows_of(domain)}"
+            )
 
 
 def backends() -> dict[str, BackendFactory]:
@@ -103,5 +115,7 @@ def open_backend(name: str, threads: int, isa: str | None = None) -> Backend:
     """The back end of that name; DeviceError naming those that exist."""
     known = backends()
     if name not in known:
-        raise DeviceError(f"no back end {name!r}; there are {', '.join(sorted(known))}. Choose one with --device.")
+        raise DeviceError(
+            f"no back end {name!r}; there are {', '.join(sorted(known))}. Choose one with --device."
+        )
     return known[name](threads, isa)

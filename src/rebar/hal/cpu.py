@@ -14,11 +14,16 @@ ISAS = ("scalar", "avx2", "avx512", "neon")  # rb_isa of native/rebar.h
 
 
 def isa_number(name: str | None) -> int:
-    """rb_isa of an instruction set's name, the best one for None; DeviceError when this machine lacks it."""
+    """rb_isa of an instruction set's name, the best one for None; DeviceError when this machine
+    lacks it.
+    """
     available = _native.isas()
     chosen = name or _native.best_isa()
     if chosen not in available:
-        raise DeviceError(f"instruction set {chosen!r} is not available here; there are {', '.join(available)} (REBAR_ISA).")
+        raise DeviceError(
+            f"instruction set {chosen!r} is not available here; there are "
+            f"{', '.join(available)} (REBAR_ISA)."
+        )
     return ISAS.index(chosen)
 
 
@@ -29,7 +34,10 @@ class CpuBackend:
 
     def __init__(self, threads: int, isa: str | None = None) -> None:
         if not 1 <= threads <= 256:
-            raise DeviceError(f"a thread pool has 1 to 256 threads, not {threads}. Give --threads a number in between.")
+            raise DeviceError(
+                f"a thread pool has 1 to 256 threads, not {threads}. Give --threads a "
+                "number in between."
+            )
         self.isa = isa_number(isa)
         self.threads = threads
         self._pool = _native.Pool(threads)
@@ -94,130 +102,140 @@ class CpuProgram:
         raise DeviceError(f"the cpu back end has no kernel for {type(launch).__name__}")
 
     @_record.register
-    def _(self, l: la.Embed) -> None:
-        self._native.embed(w=_matrix(l.w), out=l.out.address, out_stride=l.out.stride, scale=l.scale)
+    def _(self, op: la.Embed) -> None:
+        self._native.embed(
+            w=_matrix(op.w), out=op.out.address, out_stride=op.out.stride, scale=op.scale
+        )
 
     @_record.register
-    def _(self, l: la.RmsNorm) -> None:
+    def _(self, op: la.RmsNorm) -> None:
         self._native.rms_norm(
-            x=l.x.address,
-            weight=l.weight.address,
-            y=l.y.address,
-            yq=_address(l.quantized),
-            x_stride=l.x.stride,
-            y_stride=l.y.stride,
-            n=l.weight.n,
-            groups=l.groups,
-            eps=l.eps,
-            domain=int(l.domain),
+            x=op.x.address,
+            weight=op.weight.address,
+            y=op.y.address,
+            yq=_address(op.quantized),
+            x_stride=op.x.stride,
+            y_stride=op.y.stride,
+            n=op.weight.n,
+            groups=op.groups,
+            eps=op.eps,
+            domain=int(op.domain),
         )
 
     @_record.register
-    def _(self, l: la.Quantize) -> None:
-        self._native.quantize(x=l.x.address, xq=l.xq.address, x_stride=l.x.stride, k=l.x.width, domain=int(l.domain))
+    def _(self, op: la.Quantize) -> None:
+        self._native.quantize(
+            x=op.x.address,
+            xq=op.xq.address,
+            x_stride=op.x.stride,
+            k=op.x.width,
+            domain=int(op.domain),
+        )
 
     @_record.register
-    def _(self, l: la.Matmul) -> None:
-        quantized = isinstance(l.x, QuantizedRows)
+    def _(self, op: la.Matmul) -> None:
+        quantized = isinstance(op.x, QuantizedRows)
         self._native.matmul(
-            w=_matrix(l.w),
-            x=0 if quantized else l.x.address,
-            xq=l.x.address if quantized else 0,
-            bias=_address(l.bias),
-            residual=_address(l.residual),
-            y=l.y.address,
-            x_stride=l.x.stride if isinstance(l.x, Rows) else 0,
-            y_stride=l.y.stride,
-            residual_stride=l.residual.stride if l.residual is not None else 0,
-            domain=int(l.domain),
+            w=_matrix(op.w),
+            x=0 if quantized else op.x.address,
+            xq=op.x.address if quantized else 0,
+            bias=_address(op.bias),
+            residual=_address(op.residual),
+            y=op.y.address,
+            x_stride=op.x.stride if isinstance(op.x, Rows) else 0,
+            y_stride=op.y.stride,
+            residual_stride=op.residual.stride if op.residual is not None else 0,
+            domain=int(op.domain),
         )
 
     @_record.register
-    def _(self, l: la.Rope) -> None:
+    def _(self, op: la.Rope) -> None:
         self._native.rope(
-            x=l.x.address,
-            y=l.y.address,
-            table=l.table.address,
-            x_stride=l.x.stride,
-            y_stride=l.y.stride,
-            heads=l.heads,
-            head_dim=l.head_dim,
-            dim=l.table.width,
-            table_rows=l.table.count,
+            x=op.x.address,
+            y=op.y.address,
+            table=op.table.address,
+            x_stride=op.x.stride,
+            y_stride=op.y.stride,
+            heads=op.heads,
+            head_dim=op.head_dim,
+            dim=op.table.width,
+            table_rows=op.table.count,
         )
 
     @_record.register
-    def _(self, l: la.Append) -> None:
+    def _(self, op: la.Append) -> None:
         self._native.append(
-            k=l.k.address,
-            v=l.v.address,
-            keys=l.storage.keys.ctypes.data,
-            values=l.storage.values.ctypes.data,
-            k_stride=l.k.stride,
-            v_stride=l.v.stride,
-            kv_heads=l.storage.kv_heads,
-            head_dim=l.storage.head_dim,
-            blocks=l.storage.blocks,
+            k=op.k.address,
+            v=op.v.address,
+            keys=op.storage.keys.ctypes.data,
+            values=op.storage.values.ctypes.data,
+            k_stride=op.k.stride,
+            v_stride=op.v.stride,
+            kv_heads=op.storage.kv_heads,
+            head_dim=op.storage.head_dim,
+            blocks=op.storage.blocks,
         )
 
     @_record.register
-    def _(self, l: la.Attention) -> None:
+    def _(self, op: la.Attention) -> None:
         self._native.attention(
-            q=l.q.address,
-            keys=l.storage.keys.ctypes.data,
-            values=l.storage.values.ctypes.data,
-            out=l.out.address,
-            outq=_address(l.quantized),
-            q_stride=l.q.stride,
-            out_stride=l.out.stride,
-            heads=l.heads,
-            kv_heads=l.storage.kv_heads,
-            head_dim=l.storage.head_dim,
-            window=l.window,
-            max_positions=l.max_positions,
-            blocks=l.storage.blocks,
-            scale=l.scale,
-            softcap=l.softcap,
+            q=op.q.address,
+            keys=op.storage.keys.ctypes.data,
+            values=op.storage.values.ctypes.data,
+            out=op.out.address,
+            outq=_address(op.quantized),
+            q_stride=op.q.stride,
+            out_stride=op.out.stride,
+            heads=op.heads,
+            kv_heads=op.storage.kv_heads,
+            head_dim=op.storage.head_dim,
+            window=op.window,
+            max_positions=op.max_positions,
+            blocks=op.storage.blocks,
+            scale=op.scale,
+            softcap=op.softcap,
         )
 
     @_record.register
-    def _(self, l: la.Gated) -> None:
+    def _(self, op: la.Gated) -> None:
         self._native.gated(
-            x=l.x.address,
-            y=l.y.address,
-            yq=_address(l.quantized),
-            x_stride=l.x.stride,
-            y_stride=l.y.stride,
-            n=l.y.width,
-            act=int(l.activation),
-            domain=int(l.domain),
+            x=op.x.address,
+            y=op.y.address,
+            yq=_address(op.quantized),
+            x_stride=op.x.stride,
+            y_stride=op.y.stride,
+            n=op.y.width,
+            act=int(op.activation),
+            domain=int(op.domain),
         )
 
     @_record.register
-    def _(self, l: la.Add) -> None:
+    def _(self, op: la.Add) -> None:
         self._native.add(
-            a=l.a.address,
-            b=l.b.address,
-            y=l.y.address,
-            a_stride=l.a.stride,
-            b_stride=l.b.stride,
-            y_stride=l.y.stride,
-            n=l.y.width,
-            domain=int(l.domain),
+            a=op.a.address,
+            b=op.b.address,
+            y=op.y.address,
+            a_stride=op.a.stride,
+            b_stride=op.b.stride,
+            y_stride=op.y.stride,
+            n=op.y.width,
+            domain=int(op.domain),
         )
 
     @_record.register
-    def _(self, l: la.Select) -> None:
-        self._native.select(x=l.x.address, y=l.y.address, x_stride=l.x.stride, y_stride=l.y.stride, n=l.y.width)
+    def _(self, op: la.Select) -> None:
+        self._native.select(
+            x=op.x.address, y=op.y.address, x_stride=op.x.stride, y_stride=op.y.stride, n=op.y.width
+        )
 
     @_record.register
-    def _(self, l: la.Softcap) -> None:
+    def _(self, op: la.Softcap) -> None:
         self._native.softcap(
-            x=l.x.address,
-            y=l.y.address,
-            x_stride=l.x.stride,
-            y_stride=l.y.stride,
-            n=l.y.width,
-            domain=int(l.domain),
-            cap=l.cap,
+            x=op.x.address,
+            y=op.y.address,
+            x_stride=op.x.stride,
+            y_stride=op.y.stride,
+            n=op.y.width,
+            domain=int(op.domain),
+            cap=op.cap,
         )

@@ -1,4 +1,5 @@
-"""A dataclass per launch of native/rebar.h, with its shape rule by named sizes. What is recorded here has been checked.
+"""A dataclass per launch of native/rebar.h, with its shape rule by named sizes. What is recorded
+here has been checked.
 
 `domain` says which rows a launch covers: all rows of the step, or those whose logits are needed.
 """
@@ -27,7 +28,7 @@ class Activation(IntEnum):
 
 
 def same(launch: str, name: str, *sizes: int | None) -> int:
-    """The one value that all given sizes have; ShapeError naming the launch and the size otherwise."""
+    """The one value of all given sizes; ShapeError naming the launch and the size otherwise."""
     given = [size for size in sizes if size is not None]
     if any(size != given[0] for size in given):
         raise ShapeError(f"{launch}: {name} differs: {', '.join(map(str, given))}")
@@ -49,7 +50,9 @@ class Embed:
 
 @dataclass(frozen=True, slots=True)
 class RmsNorm:
-    """y = x / sqrt(mean(x^2) + eps) * weight over `groups` slices of each row (Zhang & Sennrich, arXiv:1910.07467)."""
+    """y = x / sqrt(mean(x^2) + eps) * weight over `groups` slices of each row (Zhang & Sennrich,
+    arXiv:1910.07467).
+    """
 
     x: Rows
     weight: Vector
@@ -82,7 +85,9 @@ class Quantize:
 
 @dataclass(frozen=True, slots=True)
 class Matmul:
-    """y (rows, n) = x (rows, k) wᵀ + bias + residual. x is quantized for block formats, float for float ones."""
+    """y (rows, n) = x (rows, k) wᵀ + bias + residual. x is quantized for block formats, float for
+    float ones.
+    """
 
     w: Matrix
     x: Rows | QuantizedRows
@@ -94,9 +99,18 @@ class Matmul:
     def check(self) -> None:
         """Shape rule."""
         same("matmul", "k", self.w.k, self.x.width)
-        same("matmul", "n", self.w.n, self.y.width, self.bias and self.bias.n, self.residual and self.residual.width)
+        same(
+            "matmul",
+            "n",
+            self.w.n,
+            self.y.width,
+            self.bias and self.bias.n,
+            self.residual and self.residual.width,
+        )
         if self.w.format.quantized_input != isinstance(self.x, QuantizedRows):
-            raise ShapeError(f"matmul: {self.w.format.name} weights do not take {type(self.x).__name__}")
+            raise ShapeError(
+                f"matmul: {self.w.format.name} weights do not take {type(self.x).__name__}"
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,8 +126,14 @@ class Rope:
     def check(self) -> None:
         """Shape rule."""
         same("rope", "width", self.x.width, self.y.width, self.heads * self.head_dim)
-        if self.table.width > self.head_dim or self.table.width % 2 or self.table.stride != self.table.width:
-            raise ShapeError(f"rope: a table of {self.table.width} values for heads of {self.head_dim}")
+        if (
+            self.table.width > self.head_dim
+            or self.table.width % 2
+            or self.table.stride != self.table.width
+        ):
+            raise ShapeError(
+                f"rope: a table of {self.table.width} values for heads of {self.head_dim}"
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,12 +146,20 @@ class Append:
 
     def check(self) -> None:
         """Shape rule."""
-        same("append", "width", self.k.width, self.v.width, self.storage.kv_heads * self.storage.head_dim)
+        same(
+            "append",
+            "width",
+            self.k.width,
+            self.v.width,
+            self.storage.kv_heads * self.storage.head_dim,
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class Attention:
-    """out = softmax(scale q kᵀ) v over the positions up to the row's own, the last `window` of them when it is not 0."""
+    """out = softmax(scale q kᵀ) v over the positions up to the row's own, the last `window` of them
+    when it is not 0.
+    """
 
     q: Rows
     storage: KVStorage
@@ -147,10 +175,17 @@ class Attention:
         """Shape rule."""
         same("attention", "width", self.q.width, self.out.width, self.heads * self.storage.head_dim)
         if self.heads % self.storage.kv_heads:
-            raise ShapeError(f"attention: {self.heads} heads cannot share {self.storage.kv_heads} kv heads")
+            raise ShapeError(
+                f"attention: {self.heads} heads cannot share {self.storage.kv_heads} kv heads"
+            )
         if self.quantized is not None:
             same("attention", "quantized width", self.quantized.width, self.out.width)
-            same("attention", "head_dim modulo 32 with a quantized output", self.storage.head_dim % 32, 0)
+            same(
+                "attention",
+                "head_dim modulo 32 with a quantized output",
+                self.storage.head_dim % 32,
+                0,
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,4 +247,6 @@ class Softcap:
             raise ShapeError(f"softcap: a cap of {self.cap} is not above 0")
 
 
-Launch = Embed | RmsNorm | Quantize | Matmul | Rope | Append | Attention | Gated | Add | Select | Softcap
+Launch = (
+    Embed | RmsNorm | Quantize | Matmul | Rope | Append | Attention | Gated | Add | Select | Softcap
+)

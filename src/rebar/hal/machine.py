@@ -12,7 +12,9 @@ PROC = Path("/proc")
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """cores: usable now (affinity and CPU quota). memory_total and memory_available: bytes, the control group's if smaller."""
+    """cores: usable now (affinity and CPU quota). memory_total and memory_available: bytes, the
+    control group's if smaller.
+    """
 
     cpu: str
     cores: int
@@ -29,7 +31,9 @@ def read_machine(cgroup: Path = CGROUP, proc: Path = PROC) -> Machine:
     if limit is not None and limit < total:
         used = _number(cgroup / "memory.current") or 0
         total, available = limit, min(available, max(limit - used, 0))
-    return Machine(_table(proc / "cpuinfo").get("model name", "unknown CPU"), _cores(cgroup), total, available)
+    return Machine(
+        _table(proc / "cpuinfo").get("model name", "unknown CPU"), _cores(cgroup), total, available
+    )
 
 
 def _cores(cgroup: Path) -> int:

@@ -1,7 +1,9 @@
-"""Pools: every byte belongs to a named pool with a budget, and each pool can say to the byte what it holds.
+"""Pools: every byte belongs to a named pool with a budget, and each pool can say to the byte what
+it holds.
 
-The law: a pool takes its whole budget from the system once, as one anonymous mapping (pages cost memory only when first
-touched), and cuts aligned blocks from it, first fit, neighbours joined again on free. Nothing on the token path allocates.
+The law: a pool takes its whole budget from the system once, as one anonymous mapping (pages cost
+memory only when first touched), and cuts aligned blocks from it, first fit, neighbours joined again
+on free. Nothing on the token path allocates.
 """
 
 from __future__ import annotations
@@ -20,7 +22,9 @@ ALIGNMENT = 256  # a multiple of every vector width and of CUDA's allocation ali
 
 @dataclass(frozen=True, slots=True)
 class PoolStats:
-    """Bytes of one pool. fragmentation: the share of the free bytes that is not in the largest free block."""
+    """Bytes of one pool. fragmentation: the share of the free bytes that is not in the largest free
+    block.
+    """
 
     name: str
     budget: int
@@ -54,7 +58,9 @@ class Block:
         kind = np.dtype(dtype)
         needed = kind.itemsize * int(np.prod(shape, dtype=np.int64))
         if needed > self.nbytes:
-            raise ShapeError(f"{self.what}: {shape} of {kind} needs {needed:,} bytes, block has {self.nbytes:,}")
+            raise ShapeError(
+                f"{self.what}: {shape} of {kind} needs {needed:,} bytes, block has {self.nbytes:,}"
+            )
         return self.bytes()[:needed].view(kind).reshape(shape)
 
 
@@ -66,20 +72,24 @@ def aligned(nbytes: int, alignment: int = ALIGNMENT) -> int:
 class Pool:
     """A budget of bytes from which blocks are cut.
 
-    Errors: MemoryBudgetError with needed and available bytes, naming the largest free block when only fragmentation is in
-    the way.
+    Errors: MemoryBudgetError with needed and available bytes, naming the largest free block when
+    only fragmentation is in the way.
     """
 
     def __init__(self, name: str, budget: int, alignment: int = ALIGNMENT) -> None:
         if budget < 0:
-            raise MemoryBudgetError(f"pool {name}: a budget of {budget} bytes", needed=0, available=0)
+            raise MemoryBudgetError(
+                f"pool {name}: a budget of {budget} bytes", needed=0, available=0
+            )
         self.name = name
         self.budget = aligned(budget, alignment)
         self.alignment = alignment
         self._map = self._reserve(max(self.budget, mmap.PAGESIZE))
         self.memory: NDArray[np.uint8] = np.frombuffer(self._map, dtype=np.uint8)
         self.address: int = self.memory.ctypes.data
-        self._gaps: list[tuple[int, int]] = [(0, self.budget)] if self.budget else []  # (offset, nbytes), by offset
+        self._gaps: list[tuple[int, int]] = (
+            [(0, self.budget)] if self.budget else []
+        )  # (offset, nbytes), by offset
         self._blocks: dict[int, Block] = {}
         self._peak = 0
 
@@ -87,7 +97,10 @@ class Pool:
         try:
             return mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         except (OSError, OverflowError, ValueError) as error:
-            message = f"pool {self.name}: the system refuses {nbytes:,} bytes ({error}). Give a smaller --memory."
+            message = (
+                f"pool {self.name}: the system refuses {nbytes:,} bytes ({error}). Give a "
+                "smaller --memory."
+            )
             raise MemoryBudgetError(message, needed=nbytes, available=0) from error
 
     def allocate(self, nbytes: int, what: str) -> Block:
@@ -104,9 +117,14 @@ class Pool:
 
     def _full(self, size: int, what: str) -> MemoryBudgetError:
         stats = self.stats()
-        cause = f"its largest free block is {stats.largest_block:,}" if stats.free >= size else f"{stats.free:,} are free"
+        cause = (
+            f"its largest free block is {stats.largest_block:,}"
+            if stats.free >= size
+            else f"{stats.free:,} are free"
+        )
         return MemoryBudgetError(
-            f"pool {self.name}: {what} needs {size:,} bytes, {cause} of {self.budget:,}. Give it more with --memory.",
+            f"pool {self.name}: {what} needs {size:,} bytes, {cause} of "
+            f"{self.budget:,}. Give it more with --memory.",
             needed=size,
             available=stats.largest_block,
         )
@@ -114,7 +132,9 @@ class Pool:
     def free(self, block: Block) -> None:
         """Gives a block back. Freeing twice, or a block of another pool, is an error."""
         if self._blocks.get(block.offset) is not block:
-            raise MemoryBudgetError(f"pool {self.name}: {block.what} is not allocated here", needed=0, available=0)
+            raise MemoryBudgetError(
+                f"pool {self.name}: {block.what} is not allocated here", needed=0, available=0
+            )
         del self._blocks[block.offset]
         insort(self._gaps, (block.offset, block.nbytes))
         joined: list[tuple[int, int]] = []

@@ -1,7 +1,8 @@
-"""The reference back end: every launch in NumPy, sums in float64, one rounding at the end. Slow, short, the specification.
+"""The reference back end: every launch in NumPy, sums in float64, one rounding at the end. Slow,
+short, the specification.
 
-Integer parts (quantized activations, dot products) are exact and equal the kernels' to the bit; float results differ from
-theirs by rounding only.
+Integer parts (quantized activations, dot products) are exact and equal the kernels' to the bit;
+float results differ from theirs by rounding only.
 """
 
 from __future__ import annotations
@@ -39,7 +40,9 @@ class RefBackend:
 
 
 def quantize(x: NDArray[np.float32]) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
-    """x (rows, k) -> q (rows, k/32, 32) and d (rows, k/32): d = max|x|/127 of 32 inputs, q = round(x * (1/d))."""
+    """x (rows, k) -> q (rows, k/32, 32) and d (rows, k/32): d = max|x|/127 of 32 inputs, q =
+    round(x * (1/d)).
+    """
     groups = x.reshape(x.shape[0], -1, 32)
     d = (np.abs(groups).max(axis=-1) / np.float32(127.0)).astype(np.float32)
     inverse = np.divide(np.float32(1.0), d, out=np.zeros_like(d), where=d != 0)
@@ -109,88 +112,98 @@ class RefProgram:
         raise DeviceError(f"the ref back end has no rule for {type(launch).__name__}")
 
     @_run.register
-    def _(self, l: la.Embed, step: Step) -> None:
-        values = unpack_rows(self._weights(l.w), step)
-        l.out.data[: step.rows] = values.astype(np.float32) * np.float32(l.scale)
+    def _(self, op: la.Embed, step: Step) -> None:
+        values = unpack_rows(self._weights(op.w), step)
+        op.out.data[: step.rows] = values.astype(np.float32) * np.float32(op.scale)
 
     @_run.register
-    def _(self, l: la.RmsNorm, step: Step) -> None:
-        count = rows(step, l.domain)
-        x = l.x.data[:count].astype(np.float64).reshape(count, l.groups, l.weight.n)
-        scale = 1.0 / np.sqrt((x * x).mean(axis=-1, keepdims=True) + l.eps)
-        put(l.y, (x * scale * l.weight.data).reshape(count, -1), l.quantized)
+    def _(self, op: la.RmsNorm, step: Step) -> None:
+        count = rows(step, op.domain)
+        x = op.x.data[:count].astype(np.float64).reshape(count, op.groups, op.weight.n)
+        scale = 1.0 / np.sqrt((x * x).mean(axis=-1, keepdims=True) + op.eps)
+        put(op.y, (x * scale * op.weight.data).reshape(count, -1), op.quantized)
 
     @_run.register
-    def _(self, l: la.Quantize, step: Step) -> None:
-        store(l.xq, l.x.data[: rows(step, l.domain)])
+    def _(self, op: la.Quantize, step: Step) -> None:
+        store(op.xq, op.x.data[: rows(step, op.domain)])
 
     @_run.register
-    def _(self, l: la.Matmul, step: Step) -> None:
-        count = rows(step, l.domain)
-        x = load(l.x, count) if isinstance(l.x, QuantizedRows) else l.x.data[:count].astype(np.float64)
-        y = x @ self._weights(l.w).T
-        if l.bias is not None:
-            y = y + l.bias.data
-        if l.residual is not None:
-            y = y + l.residual.data[:count]
-        put(l.y, y)
+    def _(self, op: la.Matmul, step: Step) -> None:
+        count = rows(step, op.domain)
+        x = (
+            load(op.x, count)
+            if isinstance(op.x, QuantizedRows)
+            else op.x.data[:count].astype(np.float64)
+        )
+        y = x @ self._weights(op.w).T
+        if op.bias is not None:
+            y = y + op.bias.data
+        if op.residual is not None:
+            y = y + op.residual.data[:count]
+        put(op.y, y)
 
     @_run.register
-    def _(self, l: la.Rope, step: Step) -> None:
-        count, dim = step.rows, l.table.width
-        x = l.x.data[:count].astype(np.float64).reshape(count, l.heads, l.head_dim)
-        table = l.table.data[step.positions[:count]].astype(np.float64)[:, None, :]
+    def _(self, op: la.Rope, step: Step) -> None:
+        count, dim = step.rows, op.table.width
+        x = op.x.data[:count].astype(np.float64).reshape(count, op.heads, op.head_dim)
+        table = op.table.data[step.positions[:count]].astype(np.float64)[:, None, :]
         cos, sin = table[..., : dim // 2], table[..., dim // 2 :]
         a, b = x[..., : dim // 2], x[..., dim // 2 : dim]
         y = np.concatenate([a * cos - b * sin, b * cos + a * sin, x[..., dim:]], axis=-1)
-        put(l.y, y.reshape(count, -1))
+        put(op.y, y.reshape(count, -1))
 
     @_run.register
-    def _(self, l: la.Append, step: Step) -> None:
-        heads = (l.storage.kv_heads, l.storage.head_dim)
+    def _(self, op: la.Append, step: Step) -> None:
+        heads = (op.storage.kv_heads, op.storage.head_dim)
         for r in range(step.rows):
             block, slot = place(step, r, int(step.positions[r]))
             with np.errstate(over="ignore"):  # beyond f16's range is infinite, as in the kernel
-                l.storage.keys[block, :, :, slot] = l.k.data[r].reshape(heads)
-                l.storage.values[block, :, slot, :] = l.v.data[r].reshape(heads)
+                op.storage.keys[block, :, :, slot] = op.k.data[r].reshape(heads)
+                op.storage.values[block, :, slot, :] = op.v.data[r].reshape(heads)
 
     @_run.register
-    def _(self, l: la.Attention, step: Step) -> None:
-        out = np.zeros((step.rows, l.out.width))
+    def _(self, op: la.Attention, step: Step) -> None:
+        out = np.zeros((step.rows, op.out.width))
         for r in range(step.rows):
             last = int(step.positions[r])
-            first = max(0, last - l.window + 1) if l.window else 0
+            first = max(0, last - op.window + 1) if op.window else 0
             where = [place(step, r, p) for p in range(first, last + 1)]
-            k = np.stack([l.storage.keys[b, :, :, s] for b, s in where]).astype(np.float64)  # position, kv head, dim
-            v = np.stack([l.storage.values[b, :, s, :] for b, s in where]).astype(np.float64)
-            q = l.q.data[r].astype(np.float64).reshape(l.storage.kv_heads, -1, l.storage.head_dim)
-            scores = np.einsum("hgd,phd->hgp", q, k) * l.scale
-            if l.softcap:
-                scores = l.softcap * np.tanh(scores / l.softcap)
+            k = np.stack([op.storage.keys[b, :, :, s] for b, s in where]).astype(
+                np.float64
+            )  # position, kv head, dim
+            v = np.stack([op.storage.values[b, :, s, :] for b, s in where]).astype(np.float64)
+            q = (
+                op.q.data[r]
+                .astype(np.float64)
+                .reshape(op.storage.kv_heads, -1, op.storage.head_dim)
+            )
+            scores = np.einsum("hgd,phd->hgp", q, k) * op.scale
+            if op.softcap:
+                scores = op.softcap * np.tanh(scores / op.softcap)
             p = np.exp(scores - scores.max(axis=-1, keepdims=True))
             out[r] = np.einsum("hgp,phd->hgd", p / p.sum(axis=-1, keepdims=True), v).reshape(-1)
-        put(l.out, out, l.quantized)
+        put(op.out, out, op.quantized)
 
     @_run.register
-    def _(self, l: la.Gated, step: Step) -> None:
-        x = l.x.data[: rows(step, l.domain)].astype(np.float64)
-        gate, up = x[:, : l.y.width], x[:, l.y.width :]
+    def _(self, op: la.Gated, step: Step) -> None:
+        x = op.x.data[: rows(step, op.domain)].astype(np.float64)
+        gate, up = x[:, : op.y.width], x[:, op.y.width :]
         with np.errstate(over="ignore"):
-            act = silu(gate) if l.activation is la.Activation.SILU else gelu_tanh(gate)
-        put(l.y, act * up, l.quantized)
+            act = silu(gate) if op.activation is la.Activation.SILU else gelu_tanh(gate)
+        put(op.y, act * up, op.quantized)
 
     @_run.register
-    def _(self, l: la.Add, step: Step) -> None:
-        count = rows(step, l.domain)
-        l.y.data[:count] = l.a.data[:count] + l.b.data[:count]
+    def _(self, op: la.Add, step: Step) -> None:
+        count = rows(step, op.domain)
+        op.y.data[:count] = op.a.data[:count] + op.b.data[:count]
 
     @_run.register
-    def _(self, l: la.Select, step: Step) -> None:
-        l.y.data[: step.logit_rows] = l.x.data[step.logit_index[: step.logit_rows]]
+    def _(self, op: la.Select, step: Step) -> None:
+        op.y.data[: step.logit_rows] = op.x.data[step.logit_index[: step.logit_rows]]
 
     @_run.register
-    def _(self, l: la.Softcap, step: Step) -> None:
-        put(l.y, l.cap * np.tanh(l.x.data[: rows(step, l.domain)].astype(np.float64) / l.cap))
+    def _(self, op: la.Softcap, step: Step) -> None:
+        put(op.y, op.cap * np.tanh(op.x.data[: rows(step, op.domain)].astype(np.float64) / op.cap))
 
 
 def rows(step: Step, domain: la.Domain) -> int:

@@ -1,4 +1,6 @@
-"""The packed weight formats of native/rebar.h, read by NumPy: the specification in another language."""
+"""The packed weight formats of native/rebar.h, read by NumPy: the specification in another
+language.
+"""
 
 from __future__ import annotations
 
@@ -42,13 +44,15 @@ def _steps(quants: U8) -> NDArray[np.int32]:
 
 
 def _nibbles(raw: U8) -> U8:
-    """(..., 256 bytes) -> (..., 8 steps, 16 rows, 4 inputs): low halves are steps 0..3, high halves 4..7."""
+    """(..., 256 bytes) -> (..., 8 steps, 16 rows, 4 inputs): low halves are steps 0..3, high halves
+    4..7.
+    """
     by_step = raw.reshape(*raw.shape[:-1], 4, 16, 4)
     return np.concatenate([by_step & 15, by_step >> 4], axis=-3)
 
 
 def _fifth_bits(raw: U8) -> U8:
-    """(..., 64 bytes) -> (..., 8 steps, 16 rows, 4 inputs): bit (4 row + input) of the step's 64."""
+    """(..., 64 bytes) -> (..., 8 steps, 16 rows, 4 inputs): bit (4 row + input) of a step."""
     bits = np.unpackbits(raw.reshape(*raw.shape[:-1], 8, 8), axis=-1, bitorder="little")
     return bits.reshape(*bits.shape[:-1], 16, 4)
 
@@ -84,7 +88,11 @@ def _block_format(kind: WeightFormat, raw: U8, k: int) -> F32:
     return _dense(values)
 
 
-_K_BYTES = {WeightFormat.Q4_K: (64, 288), WeightFormat.Q5_K: (64, 352), WeightFormat.Q6_K: (32, 416)}  # header, a group
+_K_BYTES = {
+    WeightFormat.Q4_K: (64, 288),
+    WeightFormat.Q5_K: (64, 352),
+    WeightFormat.Q6_K: (32, 416),
+}  # header, a group
 
 
 def _k_format(kind: WeightFormat, raw: U8, k: int) -> F32:
@@ -95,9 +103,13 @@ def _k_format(kind: WeightFormat, raw: U8, k: int) -> F32:
     quants = _nibbles(groups[..., :256])
     if kind is WeightFormat.Q6_K:
         upper = groups[..., 256:384].reshape(*groups.shape[:-1], 2, 16, 4)
-        pairs = np.stack([upper[..., step % 2, :, :] >> (2 * (step // 2)) & 3 for step in range(8)], axis=-3)
+        pairs = np.stack(
+            [upper[..., step % 2, :, :] >> (2 * (step // 2)) & 3 for step in range(8)], axis=-3
+        )
         q = _steps(quants | pairs << 4) - 32
-        scales = groups[..., 384:].view(np.int8).reshape(*groups.shape[:-1], 2, 16).astype(np.float32)
+        scales = (
+            groups[..., 384:].view(np.int8).reshape(*groups.shape[:-1], 2, 16).astype(np.float32)
+        )
         by_input = np.repeat(np.moveaxis(scales, -2, -1), 16, axis=-1)  # row, input
         values = q.astype(np.float32) * (d * by_input)
     else:

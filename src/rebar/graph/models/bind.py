@@ -1,6 +1,8 @@
-"""Weights of a model file as operands: mapped where they stand packed, packed into a pool where they do not.
+"""Weights of a model file as operands: mapped where they stand packed, packed into a pool where
+they do not.
 
-Parts that are read by one product (q, k, v; gate, up) become one matrix when they have one format and lie side by side.
+Parts that are read by one product (q, k, v; gate, up) become one matrix when they have one format
+and lie side by side.
 """
 
 from __future__ import annotations
@@ -34,7 +36,9 @@ def pool_bytes(model: ModelFile) -> int:
 
 
 class Binder:
-    """Makes tensors and their operands from a model file. `operands` is what a plan's values are bound with."""
+    """Makes tensors and their operands from a model file. `operands` is what a plan's values are
+    bound with.
+    """
 
     def __init__(self, model: ModelFile, pool: Pool, progress: Progress | None = None) -> None:
         self.model = model
@@ -69,7 +73,9 @@ class Binder:
             q_norm=self.vector(f"{p}q_norm.weight") if c.qk_norm else None,
             k_norm=self.vector(f"{p}k_norm.weight") if c.qk_norm else None,
             out=self.matrix(f"{p}out.weight"),
-            post_attention_norm=self.vector(f"{p}post_attention_norm.weight") if c.post_norms else None,
+            post_attention_norm=self.vector(f"{p}post_attention_norm.weight")
+            if c.post_norms
+            else None,
             mlp_norm=self.vector(f"{p}mlp_norm.weight"),
             gate_up=self.matrix(f"{p}gate.weight", f"{p}up.weight"),
             down=self.matrix(f"{p}down.weight"),
@@ -79,7 +85,10 @@ class Binder:
     def stored(self, name: str) -> StoredTensor:
         """The tensor of that name; ModelFileError when the file has none."""
         if name not in self.model.tensors:
-            raise ModelFileError(f"{self.model.path}: no tensor {name}. The file is incomplete; fetch or convert it again.")
+            raise ModelFileError(
+                f"{self.model.path}: no tensor {name}. The file is incomplete; fetch "
+                "or convert it again."
+            )
         return self.model.tensors[name]
 
     def matrix(self, *names: str) -> Part:
@@ -140,8 +149,15 @@ class Binder:
 
 
 def joins(a: StoredTensor, b: StoredTensor) -> bool:
-    """Whether b can follow a in one matrix: same format and inputs, whole tiles, and b's bytes right behind a's."""
-    alike = a.type == b.type and a.packed == b.packed and a.shape[1] == b.shape[1] and a.shape[0] % TILE == 0
+    """Whether b can follow a in one matrix: same format and inputs, whole tiles, and b's bytes
+    right behind a's.
+    """
+    alike = (
+        a.type == b.type
+        and a.packed == b.packed
+        and a.shape[1] == b.shape[1]
+        and a.shape[0] % TILE == 0
+    )
     return alike and (not a.packed or adjacent(a.data, b.data))
 
 
@@ -163,5 +179,7 @@ def floats(stored: StoredTensor) -> NDArray[np.float32]:
     if stored.type == "BF16":
         return (stored.data.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
     if stored.type != "F32":
-        raise ModelFileError(f"{stored.name}: a vector of {stored.type}; vectors are F32, F16 or BF16.")
+        raise ModelFileError(
+            f"{stored.name}: a vector of {stored.type}; vectors are F32, F16 or BF16."
+        )
     return stored.data.view(np.float32)

@@ -1,4 +1,6 @@
-"""The decoder, read top to bottom. llama, qwen2 and gemma3 are three configurations of this one description."""
+"""The decoder, read top to bottom. llama, qwen2 and gemma3 are three configurations of this one
+description.
+"""
 
 from __future__ import annotations
 
@@ -53,25 +55,40 @@ class Decoder:
     head_begin: str  # name of the first node after `hidden`
 
 
-def build_decoder(c: DecoderConfig, w: DecoderWeights, *, max_positions: int, blocks: int) -> Decoder:
+def build_decoder(
+    c: DecoderConfig, w: DecoderWeights, *, max_positions: int, blocks: int
+) -> Decoder:
     """The graph of a decoder over `blocks` KV blocks and contexts of up to max_positions."""
     g = Builder()
-    caches = tuple(Tensor(f"layers.{i}.cache", (blocks, c.kv_heads, c.head_dim), "kv") for i in range(c.layers))
-    ropes = {r: Tensor(f"rope.{r.theta:g}", (max_positions, r.dim)) for r in map(c.rope_of, range(c.layers))}
+    caches = tuple(
+        Tensor(f"layers.{i}.cache", (blocks, c.kv_heads, c.head_dim), "kv") for i in range(c.layers)
+    )
+    ropes = {
+        r: Tensor(f"rope.{r.theta:g}", (max_positions, r.dim))
+        for r in map(c.rope_of, range(c.layers))
+    }
     x = g.embed(w.embed, c.embedding_scale)
     for weights, cache in zip(w.layers, caches, strict=True):
         g.scope = f"layers.{weights.index}."
         x = layer(g, c, weights, x, cache, ropes[c.rope_of(weights.index)], max_positions)
     g.scope = ""
     selected = g.select(x)
-    logits = g.linear("logits", g.rms_norm("final_norm", selected, w.final_norm, c.norm_eps), w.head)
+    logits = g.linear(
+        "logits", g.rms_norm("final_norm", selected, w.final_norm, c.norm_eps), w.head
+    )
     if c.logit_softcap:
         logits = g.softcap(logits, c.logit_softcap)
     return Decoder(g.graph(logits, x), x, logits, caches, ropes, selected.name)
 
 
 def layer(
-    g: Builder, c: DecoderConfig, w: LayerWeights, x: Tensor, cache: Tensor, rope: Tensor, max_positions: int
+    g: Builder,
+    c: DecoderConfig,
+    w: LayerWeights,
+    x: Tensor,
+    cache: Tensor,
+    rope: Tensor,
+    max_positions: int,
 ) -> Tensor:
     """One layer: attention and a gated MLP, each around the residual stream."""
     a = g.linear("attention_out", attention(g, c, w, x, cache, rope, max_positions), w.out)
@@ -79,14 +96,22 @@ def layer(
         a = g.rms_norm("post_attention_norm", a, w.post_attention_norm, c.norm_eps)
     x = g.add("after_attention", x, a)
     h = g.rms_norm("mlp_norm", x, w.mlp_norm, c.norm_eps)
-    m = g.linear("down", g.gated(g.linear("gate_up", h, w.gate_up), Activation[c.activation.upper()]), w.down)
+    m = g.linear(
+        "down", g.gated(g.linear("gate_up", h, w.gate_up), Activation[c.activation.upper()]), w.down
+    )
     if w.post_mlp_norm is not None:
         m = g.rms_norm("post_mlp_norm", m, w.post_mlp_norm, c.norm_eps)
     return g.add("after_mlp", x, m)
 
 
 def attention(
-    g: Builder, c: DecoderConfig, w: LayerWeights, x: Tensor, cache: Tensor, rope: Tensor, max_positions: int
+    g: Builder,
+    c: DecoderConfig,
+    w: LayerWeights,
+    x: Tensor,
+    cache: Tensor,
+    rope: Tensor,
+    max_positions: int,
 ) -> Tensor:
     """Grouped-query attention of the normalized x over the layer's cache."""
     h = g.rms_norm("attention_norm", x, w.attention_norm, c.norm_eps)

@@ -1,4 +1,6 @@
-"""Rotation tables: cosines and sines of every position, computed once in float64 and rounded to float32."""
+"""Rotation tables: cosines and sines of every position, computed once in float64 and rounded to
+float32.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +21,10 @@ def inverse_frequencies(rope: RopeConfig) -> NDArray[np.float64]:
 
 
 def _llama3(frequency: NDArray[np.float64], rope: RopeConfig) -> NDArray[np.float64]:
-    """Wavelengths under original_context / high_factor stay, over original_context / low_factor are divided by factor, and
-    between the two are blended linearly in original_context / wavelength (Llama 3.1 reference code)."""
+    """Wavelengths under original_context / high_factor stay, over original_context / low_factor are
+    divided by factor, and between the two are blended linearly in original_context / wavelength
+    (Llama 3.1 reference code).
+    """
     turns = rope.original_context * frequency / (2 * np.pi)
     low, high = rope.low_frequency_factor, rope.high_frequency_factor
     keep = np.clip((turns - low) / (high - low), 0.0, 1.0)
