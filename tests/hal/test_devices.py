@@ -53,7 +53,9 @@ def test_back_ends_of_other_packages_register_by_entry_point(
     monkeypatch.setattr(sys.modules[__name__], "ShoutingBackend", ShoutingBackend)
     point = EntryPoint("shouting", f"{__name__}:ShoutingBackend", backend.ENTRY_POINT_GROUP)
     monkeypatch.setitem(sys.modules, __name__, sys.modules[__name__])
-    monkeypatch.setattr(backend, "entry_points", lambda group: [point] if group == point.group else [])
+    monkeypatch.setattr(
+        backend, "entry_points", lambda group: [point] if group == point.group else []
+    )
     assert DeviceManager.discover() == ("cpu", "ref", "shouting")
     assert DeviceManager("shouting").describe().endswith("LOUD")
 
