@@ -63,7 +63,7 @@ def vector(values: Sequence[float] | F32) -> Vector:
 
 
 def storage(blocks: int, kv_heads: int, head_dim: int) -> KVStorage:
-    """An empty cache of one layer, filled with NaN: what was never written must never matter."""
+    """An empty cache of one layer, full of NaN: what was never written must never matter."""
     keys = np.full((blocks, kv_heads, head_dim, 16), np.nan, dtype=np.float16)
     return KVStorage(keys, np.full((blocks, kv_heads, 16, head_dim), np.nan, dtype=np.float16))
 

@@ -222,9 +222,9 @@ def test_unbound_and_misbound_tensors_are_named() -> None:
     wrong = matrix(np.zeros((8, 8), np.float32))
     with pytest.raises(ShapeError, match="missing should be bound to Vector, it has Matrix"):
         run(g.graph(out), open_device("ref"), Call(), {w: wrong}, rows)
+    t = Tensor("w", (8, 8), WeightFormat.F32)
+    node = Linear("y", (t,), activation("y", 8), None, x)
     with pytest.raises(ShapeError, match="no input for w"):
-        t = Tensor("w", (8, 8), WeightFormat.F32)
-        node = Linear("y", (t,), activation("y", 8), None, x)
         run(Graph([node], (node.out,)), open_device("ref"), Call(), {t: wrong}, rows)
 
 
@@ -264,9 +264,9 @@ def test_a_device_without_a_kernel_says_so() -> None:
 
     with pytest.raises(DeviceError, match="no kernel for Strange"):
         program.add(Strange())  # type: ignore[arg-type]
+    strange = open_device("ref").program(Limits(rows=1))
+    strange.add(Strange())  # type: ignore[arg-type]
     with pytest.raises(DeviceError, match="no rule for Strange"):
-        strange = open_device("ref").program(Limits(rows=1))
-        strange.add(Strange())  # type: ignore[arg-type]
         strange.run(Call([(0, 1, [0])]).step())
 
 

@@ -14,14 +14,28 @@ from rebar.graph.builder import Builder
 from rebar.graph.node import Node
 from rebar.graph.nodes import Embed, Linear
 from rebar.graph.tensor import Tensor
-from rebar.hal import Activation, Domain, WeightFormat
+from rebar.hal import Activation, DeviceManager, Domain, Matrix, WeightFormat
 from rebar.hal.ref import load
 from rebar.hal.ref_formats import unpack
-from tests.graph.harness import DEVICES, F32, Call, matrix, open_device, run, storage, vector
+from tests.graph.harness import (
+    DEVICES,
+    F32,
+    Call,
+    matrix,
+    open_device,
+    packed,
+    run,
+    storage,
+    vector,
+)
 from tests.tiny.quantize import quantize
 
 EPS = float(np.finfo(np.float32).eps)
-device = pytest.fixture(params=DEVICES)(lambda request: open_device(request.param))
+
+
+@pytest.fixture(params=DEVICES)
+def device(request: pytest.FixtureRequest) -> DeviceManager:
+    return open_device(request.param)
 
 
 def random(*shape: int, seed: int = 1) -> F32:
@@ -40,7 +54,7 @@ def close(
     assert worst <= 0, f"past the bound by {worst}"
 
 
-def test_embed_gathers_the_rows_of_the_ids(device) -> None:  # type: ignore[no-untyped-def]
+def test_embed_gathers_the_rows_of_the_ids(device: DeviceManager) -> None:
     table = random(50, 48)
     g, w = Builder(), Tensor("w", (50, 48), WeightFormat.F32)
     out = g.embed(w, 3.0)
@@ -50,7 +64,7 @@ def test_embed_gathers_the_rows_of_the_ids(device) -> None:  # type: ignore[no-u
 
 
 @pytest.mark.parametrize("groups", [1, 4])
-def test_rms_norm(device, groups: int) -> None:  # type: ignore[no-untyped-def]
+def test_rms_norm(device: DeviceManager, groups: int) -> None:
     x, weight = random(6, 96), random(96 // groups, seed=2)
     g, tx, tw = Builder(), activation("x", 96), Tensor("w", (96 // groups,))
     out = g.rms_norm("norm", tx, tw, 1e-5, groups)
@@ -64,7 +78,9 @@ def test_rms_norm(device, groups: int) -> None:  # type: ignore[no-untyped-def]
 
 @pytest.mark.parametrize("kind", [k for k in WeightFormat if k.quantized_input])
 # type: ignore[no-untyped-def]
-def test_quantized_linear_is_exact_but_for_the_last_roundings(device, kind: WeightFormat) -> None:
+def test_quantized_linear_is_exact_but_for_the_last_roundings(
+    device: DeviceManager, kind: WeightFormat
+) -> None:
     """Integer parts are exact, so only the float sum over groups rounds: one or two roundings a
     group of 32 (16) inputs.
     """
@@ -87,13 +103,11 @@ def test_quantized_linear_is_exact_but_for_the_last_roundings(device, kind: Weig
 
 
 # type: ignore[no-untyped-def]
-def packed_matrix(stored: bytes, kind: WeightFormat, n: int, k: int):
-    from tests.graph.harness import packed
-
+def packed_matrix(stored: bytes, kind: WeightFormat, n: int, k: int) -> Matrix:
     return packed(np.frombuffer(stored, dtype=np.uint8), kind, n, k)
 
 
-def dense_bound(m) -> NDArray[np.float64]:  # type: ignore[no-untyped-def]
+def dense_bound(m: Matrix) -> NDArray[np.float64]:
     """An upper bound of |d q| + |minimum| of each weight: 2 |w| does not do where both cancel, the
     row's largest does.
     """
@@ -103,7 +117,7 @@ def dense_bound(m) -> NDArray[np.float64]:  # type: ignore[no-untyped-def]
 
 @pytest.mark.parametrize("kind", [WeightFormat.F32, WeightFormat.F16])
 # type: ignore[no-untyped-def]
-def test_float_linear_of_stacked_parts(device, kind: WeightFormat) -> None:
+def test_float_linear_of_stacked_parts(device: DeviceManager, kind: WeightFormat) -> None:
     k, x = 40, random(5, 40)
     w1, w2 = random(24, k, seed=5), random(7, k, seed=6)
     g, tx = Builder(), activation("x", k)
@@ -119,7 +133,7 @@ def test_float_linear_of_stacked_parts(device, kind: WeightFormat) -> None:
     )
 
 
-def test_linear_of_mixed_formats(device) -> None:  # type: ignore[no-untyped-def]
+def test_linear_of_mixed_formats(device: DeviceManager) -> None:
     """q and k quantized, v in float: each part takes the input it wants."""
     k, x = 64, random(3, 64)
     q8 = quantize("Q8_0", random(16, k, seed=7))
@@ -136,7 +150,7 @@ def test_linear_of_mixed_formats(device) -> None:  # type: ignore[no-untyped-def
     close(got[:, :16], x.astype(np.float64) @ dense.T, 1.01 * half_step * np.abs(dense).sum(-1))
 
 
-def test_rope_rotates_pairs_half_a_head_apart(device) -> None:  # type: ignore[no-untyped-def]
+def test_rope_rotates_pairs_half_a_head_apart(device: DeviceManager) -> None:
     x = random(3, 2 * 8)
     angles = random(16, 3, seed=9)
     # dim 6 of 8
@@ -208,7 +222,7 @@ def test_attention_over_scattered_blocks(
 
 
 @pytest.mark.parametrize("kind", list(Activation))
-def test_gated(device, kind: Activation) -> None:  # type: ignore[no-untyped-def]
+def test_gated(device: DeviceManager, kind: Activation) -> None:
     x = np.concatenate(
         [
             random(3, 32) * np.float32(4),
@@ -228,7 +242,7 @@ def test_gated(device, kind: Activation) -> None:  # type: ignore[no-untyped-def
     close(got, act * up, 16 * EPS * (np.abs(act) + np.abs(gate)) * np.abs(up) + 1e-30)
 
 
-def test_add_select_and_softcap(device) -> None:  # type: ignore[no-untyped-def]
+def test_add_select_and_softcap(device: DeviceManager) -> None:
     a, b = random(4, 20), random(4, 20, seed=2)
     g, ta, tb = Builder(), activation("a", 20), activation("b", 20)
     total = g.add("sum", ta, tb)

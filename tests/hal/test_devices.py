@@ -26,7 +26,7 @@ def test_the_budget_covers_pools_and_mappings() -> None:
     devices = DeviceManager("ref", memory=10_000)
     devices.create_pool("kv", 4096)
     devices.adopt_mapping("file", 4000)
-    with pytest.raises(MemoryBudgetError, match="weights needs 2,000 bytes, .* leaves 1,904"):
+    with pytest.raises(MemoryBudgetError, match=r"weights needs 2,000 bytes, .* leaves 1,904"):
         devices.create_pool("weights", 2000)
     stats = devices.stats()
     assert (stats.budget, stats.used, stats.free, stats.largest_block) == (10_000, 4000, 6000, 4096)
