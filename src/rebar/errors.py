@@ -13,6 +13,7 @@ RebarError
 │   └── KVCacheFullError      no free KV block
 ├── ShapeError            sizes that must agree and do not
 ├── DeviceError           a device or back end that is missing or fails
+├── OverloadedError       the waiting queue is full (HTTP: 429)
 └── EngineError           the engine failed inside; the request can be sent again
 """
 
@@ -79,6 +80,14 @@ class ShapeError(RebarError):
 
 class DeviceError(RebarError):
     """A device or back end that is missing or fails."""
+
+
+class OverloadedError(RebarError):
+    """The waiting queue is full; `retry_after` is the whole seconds after which to try again."""
+
+    def __init__(self, message: str, *, retry_after: int) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
 
 
 class EngineError(RebarError):

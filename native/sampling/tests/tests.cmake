@@ -1,0 +1,5 @@
+# Included from native/tests/tests.cmake.
+add_executable(test_sample native/sampling/tests/test_sample.cpp)
+target_link_libraries(test_sample PRIVATE rebar_core)
+target_compile_options(test_sample PRIVATE -Wall -Wextra -Werror)
+add_test(NAME sample COMMAND test_sample)

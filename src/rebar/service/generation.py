@@ -1,0 +1,107 @@
+"""One choice while the engine works on it: its ids, its text, and the rules by which it ends."""
+
+from __future__ import annotations
+
+import math
+
+from rebar.errors import EngineError
+from rebar.graph.sequence import Row, Sampled, Sequence
+from rebar.service.interfaces import StreamingText
+from rebar.service.messages import Delta, RequestPacket, TokenScore
+
+LOWEST_LOGPROB = -9999.0
+"""Stands for minus infinity, which JSON cannot say."""
+
+
+class Generation:
+    """A packet, its sequence and its text. Pure: no clock, no I/O.
+
+    A choice ends with "stop" when an end id is sampled or a stop string is complete (also on the
+    last allowed token), else with "length" when max_tokens ids were sampled. Every sampled id
+    counts, the end id included; the end id has no text and no score.
+    """
+
+    __slots__ = ("_held", "_scoring", "packet", "sampled", "sequence", "text")
+
+    def __init__(self, packet: RequestPacket, text: StreamingText) -> None:
+        self.packet = packet
+        self.text = text
+        self.sampled = 0
+        capacity = len(packet.prompt) + packet.max_tokens
+        self.sequence = Sequence.of(packet.prompt, capacity, packet.sampling)
+        self._scoring = packet.sampling.logprobs is not None
+        self._held: list[TokenScore] = []
+
+    @property
+    def positions(self) -> int:
+        """KV positions it needs in its whole life: the last id sampled is never computed."""
+        packet = self.packet
+        return len(packet.prompt) + max(packet.max_tokens - 1, 0)
+
+    @property
+    def remaining(self) -> int:
+        """Positions to compute before the next id can be sampled."""
+        return self.sequence.total - self.sequence.computed
+
+    def row(self, count: int) -> Row:
+        """The next `count` positions as a row; logits only where something is read from them."""
+        sequence = self.sequence
+        first, end = sequence.computed, sequence.computed + count
+        wanted = first if self.packet.score_prompt else sequence.total - 1
+        last = end if self.packet.max_tokens else min(end, sequence.total - 1)
+        return Row(sequence, first, count, range(min(max(first, wanted), last), last))
+
+    def take(self, row: Row, answers: list[Sampled]) -> Delta:
+        """Books a computed row and says what it added. Raises EngineError when an answer is no
+        answer.
+        """
+        sequence = self.sequence
+        if len(answers) != len(row.wants):
+            raise EngineError(f"{len(row.wants)} positions were wanted, {len(answers)} came back.")
+        sequence.computed = row.first + row.count
+        delta = Delta(ticket=self.packet.ticket)
+        for position, answer in zip(row.wants, answers, strict=True):
+            if position + 1 < sequence.total:
+                delta.prompt_scores.append(score_of(answer))
+            else:
+                self._append(answer, delta)
+        if not self.packet.max_tokens and sequence.computed == sequence.total:
+            delta.finish = "length"
+        return delta
+
+    def _append(self, answer: Sampled, delta: Delta) -> None:
+        packet, text = self.packet, self.text
+        self.sequence.append(answer.id)
+        self.sampled += 1
+        delta.ids.append(answer.id)
+        if answer.id in packet.end_ids:
+            delta.finish = "stop"
+        else:
+            if self._scoring:
+                self._held.append(score_of(answer))
+            delta.text = text.push(answer.id)
+            if text.stopped:
+                delta.finish = "stop"
+            elif self.sampled == packet.max_tokens:
+                delta.finish = "length"
+        if delta.finish and not text.stopped:
+            delta.text += text.finish()
+        self._release_scores(delta)
+
+    def _release_scores(self, delta: Delta) -> None:
+        """Scores go out with the text they belong to; those of a swallowed stop string never do."""
+        if delta.text or (delta.finish and not self.text.stopped):
+            delta.scores, self._held = self._held, []
+
+
+def score_of(answer: Sampled) -> TokenScore:
+    """The score of an answer, minus infinity made finite. Raises EngineError for what is not a
+    number.
+    """
+    logprob = answer.logprob if answer.logprob is not None else 0.0
+    if math.isnan(logprob):
+        raise EngineError(
+            "The model gave a log probability that is not a number. Send the request again."
+        )
+    top = tuple((token, max(value, LOWEST_LOGPROB)) for token, value in answer.top)
+    return TokenScore(answer.id, max(logprob, LOWEST_LOGPROB), top)

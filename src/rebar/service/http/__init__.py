@@ -1,0 +1,1 @@
+"""The HTTP side: bytes to packets, deltas to bytes. JSON lives here and nowhere below."""

@@ -1,0 +1,149 @@
+"""Whole answers: the response objects of OpenAI's API and how they are filled."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import msgspec
+
+from rebar.service.http.choices import Choices, Piece
+from rebar.service.http.scores import (
+    ChatLogprobs,
+    CompletionLogprobs,
+    CompletionScores,
+    chat_logprobs,
+)
+from rebar.service.interfaces import TextTokenizer
+from rebar.service.messages import FinishReason
+from rebar.service.router import RequestStream
+
+
+class Usage(msgspec.Struct):
+    """Tokens of a request. Each prompt counts once, however many choices; end tokens count."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+
+
+class AssistantMessage(msgspec.Struct):
+    """The answer of a chat choice."""
+
+    content: str
+    role: Literal["assistant"] = "assistant"
+    refusal: None = None
+
+
+class ChatChoice(msgspec.Struct):
+    """One choice of a chat answer."""
+
+    index: int
+    message: AssistantMessage
+    logprobs: ChatLogprobs | None
+    finish_reason: FinishReason | None
+
+
+class ChatCompletion(msgspec.Struct, kw_only=True):
+    """The answer of POST /v1/chat/completions."""
+
+    id: str
+    object: Literal["chat.completion"] = "chat.completion"
+    created: int
+    model: str
+    choices: list[ChatChoice]
+    usage: Usage
+
+
+class CompletionChoice(msgspec.Struct):
+    """One choice of a plain answer."""
+
+    index: int
+    text: str
+    logprobs: CompletionLogprobs | None
+    finish_reason: FinishReason | None
+
+
+class Completion(msgspec.Struct, kw_only=True):
+    """The answer of POST /v1/completions."""
+
+    id: str
+    object: Literal["text_completion"] = "text_completion"
+    created: int
+    model: str
+    choices: list[CompletionChoice]
+    usage: Usage
+
+
+@dataclass(frozen=True, slots=True)
+class Heading:
+    """What every object of one answer begins with."""
+
+    id: str
+    created: int
+    model: str
+
+
+def usage_of(choices: Choices) -> Usage:
+    """The bill of a request."""
+    prompt, completion = choices.job.prompt_tokens, choices.completion_tokens
+    return Usage(prompt, completion, prompt + completion)
+
+
+async def collect(choices: Choices, stream: RequestStream, first: dict[int, Piece]) -> list[Piece]:
+    """Every choice, whole, in order; `first` is what has already come."""
+    whole = [first.get(i) or Piece() for i in range(len(choices.job.packets))]
+    while not stream.done:
+        for index, piece in (await choices.next(stream)).items():
+            whole[index].add(piece)
+    return whole
+
+
+def chat_answer(
+    heading: Heading, tokenizer: TextTokenizer, choices: Choices, pieces: list[Piece]
+) -> bytes:
+    """The JSON of a whole chat answer."""
+    scored = choices.job.scored
+    listed = [
+        ChatChoice(
+            i,
+            AssistantMessage(piece.text),
+            chat_logprobs(tokenizer, piece.scored) if scored else None,
+            piece.finish,
+        )
+        for i, piece in enumerate(pieces)
+    ]
+    return msgspec.json.encode(
+        ChatCompletion(
+            id=heading.id,
+            created=heading.created,
+            model=heading.model,
+            choices=listed,
+            usage=usage_of(choices),
+        )
+    )
+
+
+def completion_answer(
+    heading: Heading, tokenizer: TextTokenizer, choices: Choices, pieces: list[Piece]
+) -> bytes:
+    """The JSON of a whole plain answer."""
+    scored = choices.job.scored
+    listed = [
+        CompletionChoice(
+            i,
+            piece.text,
+            CompletionScores(tokenizer).take(piece.scored) if scored else None,
+            piece.finish,
+        )
+        for i, piece in enumerate(pieces)
+    ]
+    return msgspec.json.encode(
+        Completion(
+            id=heading.id,
+            created=heading.created,
+            model=heading.model,
+            choices=listed,
+            usage=usage_of(choices),
+        )
+    )

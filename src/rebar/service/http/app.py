@@ -1,0 +1,66 @@
+"""The FastAPI application: routes, errors, middleware, start and stop."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from fastapi import FastAPI, Request, Response
+from starlette.exceptions import HTTPException
+
+from rebar.errors import RebarError
+from rebar.service.http.errors import HttpError, error_response
+from rebar.service.http.metrics import ServiceMetrics
+from rebar.service.http.middleware import RequestMiddleware
+from rebar.service.http.openapi import component_schemas
+from rebar.service.http.routes import Routes, api_router
+from rebar.service.router import ServiceRouter
+
+VERSION = "0.1.0"
+
+
+class RebarApp(FastAPI):
+    """FastAPI whose OpenAPI document has the msgspec schemas as components."""
+
+    def openapi(self) -> dict[str, Any]:
+        """The document, made once."""
+        if self.openapi_schema is None:
+            document = super().openapi()
+            document.setdefault("components", {}).setdefault("schemas", {}).update(
+                component_schemas()
+            )
+            self.openapi_schema = document
+        return self.openapi_schema
+
+
+def create_app(router: ServiceRouter) -> FastAPI:
+    """The application over `router`, whose workers it starts and stops with its own life."""
+    metrics = ServiceMetrics(router)
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        router.start()
+        yield
+        await router.stop()
+
+    app = RebarApp(title="Rebar", version=VERSION, lifespan=lifespan, redirect_slashes=False)
+    app.include_router(api_router(Routes(router, metrics)))
+    app.add_exception_handler(RebarError, _answer_error)
+    app.add_exception_handler(HTTPException, _answer_http_exception)
+    app.add_middleware(RequestMiddleware, metrics=metrics)
+    return app
+
+
+async def _answer_error(_: Request, error: Exception) -> Response:
+    return error_response(error)
+
+
+async def _answer_http_exception(request: Request, error: Exception) -> Response:
+    """The framework's own refusals: no such path, wrong method."""
+    assert isinstance(error, HTTPException)
+    what = {404: "There is no such path", 405: "This path does not take that method"}
+    message = what.get(error.status_code, str(error.detail)) + ". See /docs for what there is."
+    code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code, "http_error")
+    headers = dict(error.headers) if error.headers else None
+    return error_response(HttpError(error.status_code, message, code, headers))

@@ -1,0 +1,87 @@
+"""Deltas of one choice into pieces of its answer: text, scored tokens, usage. Shared by streams and
+whole answers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from rebar.service.http.errors import error_of
+from rebar.service.messages import Delta, FinishReason, TokenScore
+from rebar.service.router import RequestStream
+from rebar.service.validator import Job
+
+
+@dataclass(slots=True)
+class ScoredToken:
+    """A token to report; the first of an echoed prompt has no log probability."""
+
+    id: int
+    logprob: float | None
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(slots=True)
+class Piece:
+    """What is new in a choice."""
+
+    text: str = ""
+    scored: list[ScoredToken] = field(default_factory=list)
+    finish: FinishReason | None = None
+
+    def add(self, other: Piece) -> None:
+        """Appends `other`."""
+        self.text += other.text
+        self.scored += other.scored
+        self.finish = other.finish or self.finish
+
+
+class Choices:
+    """The choices of one job as they grow."""
+
+    def __init__(self, job: Job) -> None:
+        self.job = job
+        self.completion_tokens = 0
+        self._begun = [False] * len(job.packets)
+        self._prompt_scores: list[list[TokenScore]] = [[] for _ in job.packets]
+
+    async def next(self, stream: RequestStream) -> dict[int, Piece]:
+        """What has come, one piece per choice. Raises the error of a choice that failed."""
+        pieces: dict[int, Piece] = {}
+        for delta in await stream.next():
+            if delta.failure is not None:
+                raise error_of(delta.failure)
+            index = stream.index(delta)
+            piece = self._piece(index, delta)
+            if index in pieces:
+                pieces[index].add(piece)
+            else:
+                pieces[index] = piece
+        return pieces
+
+    def _piece(self, index: int, delta: Delta) -> Piece:
+        self.completion_tokens += len(delta.ids)
+        piece = Piece(
+            delta.text, [ScoredToken(s.id, s.logprob, s.top) for s in delta.scores], delta.finish
+        )
+        self._prompt_scores[index] += delta.prompt_scores
+        if self._begun[index] or not (delta.ids or delta.finish):
+            return piece
+        self._begun[index] = True
+        before = self._echo(index)
+        before.add(piece)
+        return before
+
+    def _echo(self, index: int) -> Piece:
+        """The prompt as the beginning of the answer, when asked for."""
+        job = self.job
+        if not job.echo:
+            return Piece()
+        piece = Piece(job.echo[index])
+        packet = job.packets[index]
+        if packet.score_prompt:
+            piece.scored = [ScoredToken(packet.prompt[0], None)]
+            piece.scored += [
+                ScoredToken(s.id, s.logprob, s.top) for s in self._prompt_scores[index]
+            ]
+        return piece

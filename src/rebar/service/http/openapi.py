@@ -1,0 +1,146 @@
+"""The OpenAPI document: schemas come from the very structs that decode and encode, so they cannot
+drift.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from rebar.service.http.answers import ChatCompletion, Completion
+from rebar.service.http.errors import ErrorBody
+from rebar.service.wire import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
+
+
+class ModelObject(msgspec.Struct):
+    """A served model. max_model_len: most tokens of prompt and answer together."""
+
+    id: str
+    object: str
+    created: int
+    owned_by: str
+    max_model_len: int
+
+
+class ModelList(msgspec.Struct):
+    """The served models."""
+
+    object: str
+    data: list[ModelObject]
+
+
+class TokenizeAnswer(msgspec.Struct):
+    """The answer of POST /tokenize."""
+
+    count: int
+    max_model_len: int
+    tokens: list[int]
+    token_strs: list[str] | None = None
+
+
+class DetokenizeAnswer(msgspec.Struct):
+    """The answer of POST /detokenize."""
+
+    prompt: str
+
+
+class EngineHealth(msgspec.Struct):
+    """How one engine fares."""
+
+    model: str
+    healthy: bool
+    steps: int
+    running: int
+    waiting: int
+    silent_seconds: float
+
+
+class Health(msgspec.Struct):
+    """The answer of GET /health."""
+
+    status: str
+    engines: list[EngineHealth]
+
+
+TYPES: tuple[type[msgspec.Struct], ...] = (
+    ChatBody,
+    CompletionBody,
+    TokenizeBody,
+    DetokenizeBody,
+    ChatCompletion,
+    Completion,
+    ErrorBody,
+    ModelObject,
+    ModelList,
+    TokenizeAnswer,
+    DetokenizeAnswer,
+    Health,
+)
+REF = "#/components/schemas/{name}"
+
+
+def component_schemas() -> dict[str, Any]:
+    """JSON schemas of every body, by name."""
+    return msgspec.json.schema_components(TYPES, ref_template=REF)[1]
+
+
+def _content(kind: type[msgspec.Struct], media_type: str = "application/json") -> dict[str, Any]:
+    return {"content": {media_type: {"schema": {"$ref": REF.format(name=kind.__name__)}}}}
+
+
+def _errors(*statuses: int) -> dict[int | str, Any]:
+    meanings = {
+        400: "A parameter is not valid; `param` names it",
+        404: "No such model",
+        413: "The body is too large",
+        415: "The body is compressed",
+        429: "The queue is full; Retry-After says when to come back",
+        500: "The engine failed; the request can be sent again",
+        503: "The server is stopping",
+    }
+    return {s: {"description": meanings[s], **_content(ErrorBody)} for s in statuses}
+
+
+def _post(
+    body: type[msgspec.Struct],
+    answer: type[msgspec.Struct],
+    *,
+    stream: bool = False,
+    errors: tuple[int, ...],
+) -> dict[str, Any]:
+    ok: dict[str, Any] = {"description": "The answer", **_content(answer)}
+    if stream:
+        ok["description"] = "The answer; with `stream` a stream of server-sent events"
+        ok["content"]["text/event-stream"] = {"schema": {"type": "string"}}
+    return {
+        "openapi_extra": {"requestBody": {"required": True, **_content(body)}},
+        "responses": {200: ok, **_errors(*errors)},
+        "response_model": None,
+    }
+
+
+def _get(answer: type[msgspec.Struct], *errors: int) -> dict[str, Any]:
+    ok = {"description": "The answer", **_content(answer)}
+    return {"responses": {200: ok, **_errors(*errors)}, "response_model": None}
+
+
+_GENERATION = (400, 404, 413, 415, 429, 500, 503)
+_TEXT = (400, 404, 413, 415)
+CHAT = _post(ChatBody, ChatCompletion, stream=True, errors=_GENERATION)
+COMPLETIONS = _post(CompletionBody, Completion, stream=True, errors=_GENERATION)
+TOKENIZE = _post(TokenizeBody, TokenizeAnswer, errors=_TEXT)
+DETOKENIZE = _post(DetokenizeBody, DetokenizeAnswer, errors=_TEXT)
+MODELS = _get(ModelList)
+MODEL = _get(ModelObject, 404)
+HEALTH: dict[str, Any] = _get(Health)
+HEALTH["responses"][503] = {"description": "An engine does not advance", **_content(Health)}
+METRICS: dict[str, Any] = {
+    "responses": {
+        200: {
+            "description": "Prometheus exposition format",
+            "content": {"text/plain": {"schema": {"type": "string"}}},
+        }
+    },
+    "response_model": None,
+}

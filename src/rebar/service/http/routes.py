@@ -1,0 +1,229 @@
+"""The routes. Each reads the raw body, decodes it with msgspec, and answers with ready bytes."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+import msgspec
+from fastapi import APIRouter, Request, Response
+from starlette.responses import StreamingResponse
+from starlette.types import Receive, Scope, Send
+
+from rebar.errors import InputError
+from rebar.service.body import decode_body
+from rebar.service.http import openapi
+from rebar.service.http.answers import Heading, chat_answer, collect, completion_answer
+from rebar.service.http.choices import Choices, Piece
+from rebar.service.http.metrics import ServiceMetrics
+from rebar.service.http.middleware import record_of
+from rebar.service.http.reading import read_body, until_disconnect
+from rebar.service.http.sse import CHAT, COMPLETION, Dialect, EventWriter, events
+from rebar.service.router import ModelService, RequestStream, ServiceRouter
+from rebar.service.validator import Job
+from rebar.service.wire import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
+
+INLINE_BYTES = 16 * 1024
+"""A body up to this size is checked and tokenized in the event loop (well under a millisecond)."""
+
+T = TypeVar("T")
+B = TypeVar("B", ChatBody, CompletionBody, TokenizeBody, DetokenizeBody)
+
+
+class EventStream(StreamingResponse):
+    """A stream of events that lets go of its request however it ends."""
+
+    def __init__(
+        self, writer: EventWriter, choices: Choices, stream: RequestStream, first: Pieces
+    ) -> None:
+        headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+        content = events(writer, choices, stream, first)
+        super().__init__(content, headers=headers, media_type="text/event-stream")
+        self._stream = stream
+        self._choices = choices
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Sends the events."""
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._stream.close()
+            record_of(scope).notes["completion_tokens"] = self._choices.completion_tokens
+
+
+Pieces = dict[int, Piece]
+
+
+class Routes:
+    """The handlers and what they share."""
+
+    def __init__(self, router: ServiceRouter, metrics: ServiceMetrics) -> None:
+        self._router = router
+        self._metrics = metrics
+        self._text_threads = ThreadPoolExecutor(2, thread_name_prefix="rebar-text")
+
+    async def chat(self, request: Request) -> Response:
+        """Answers a conversation, whole or as a stream of events."""
+        return await self._generate(request, ChatBody, CHAT)
+
+    async def completions(self, request: Request) -> Response:
+        """Continues a prompt. Control tokens in the prompt's text are parsed as control tokens."""
+        return await self._generate(request, CompletionBody, COMPLETION)
+
+    async def _generate(
+        self, request: Request, form: type[ChatBody] | type[CompletionBody], dialect: Dialect
+    ) -> Response:
+        record = record_of(request.scope)
+        raw = await read_body(request)
+
+        def validate() -> tuple[ModelService, Job]:
+            body = decode_body(raw, form)
+            service = self._router.route(body.model)
+            if isinstance(body, ChatBody):
+                return service, service.validator.chat(body, record.caller)
+            return service, service.validator.completion(body, record.caller)
+
+        service, job = await self._off_loop(len(raw), validate)
+        choices = Choices(job)
+        record.notes.update(prompt_tokens=job.prompt_tokens, n=job.n)
+        stream = service.submit(job.packets)
+        handed_over = False
+        try:
+            first = await until_disconnect(request.receive, self._first(choices, stream))
+            self._metrics.first_token(job.model, time.monotonic() - record.started)
+            prefix = "chatcmpl-" if dialect is CHAT else "cmpl-"
+            heading = Heading(prefix + secrets.token_hex(12), int(time.time()), job.model)
+            tokenizer = service.model.tokenizer
+            if job.stream:
+                handed_over = True
+                writer = EventWriter(dialect, heading, tokenizer, choices)
+                return EventStream(writer, choices, stream, first)
+            pieces = await until_disconnect(request.receive, collect(choices, stream, first))
+            write = chat_answer if dialect is CHAT else completion_answer
+            return _json_response(write(heading, tokenizer, choices, pieces))
+        finally:
+            if not handed_over:
+                stream.close()
+                record.notes["completion_tokens"] = choices.completion_tokens
+
+    async def _first(self, choices: Choices, stream: RequestStream) -> Pieces:
+        """Waits for the first thing to show: until then a failure can still have a status of its
+        own.
+        """
+        pieces: Pieces = {}
+        while not any(piece.text or piece.finish for piece in pieces.values()):
+            for index, piece in (await choices.next(stream)).items():
+                pieces.setdefault(index, Piece()).add(piece)
+        return pieces
+
+    async def models(self) -> Response:
+        """Lists the served models."""
+        listed = [describe_model(service) for service in self._router.services]
+        return _json_response(msgspec.json.encode({"object": "list", "data": listed}))
+
+    async def model(self, model: str) -> Response:
+        """Describes one model."""
+        return _json_response(msgspec.json.encode(describe_model(self._router.route(model))))
+
+    async def tokenize(self, request: Request) -> Response:
+        """Token ids of a text or of a conversation."""
+        raw = await read_body(request)
+
+        def work() -> bytes:
+            body = decode_body(raw, TokenizeBody)
+            model = self._router.route(body.model).model
+            if (body.prompt is None) == (body.messages is None):
+                raise InputError("Give `prompt` or `messages`, one of them.", param="prompt")
+            if body.messages is not None:
+                validator = self._router.route(body.model).validator
+                ids = validator.chat_prompt(
+                    body.messages, add_generation_prompt=body.add_generation_prompt
+                )
+            else:
+                bos = None if body.add_special_tokens else False
+                ids = model.tokenizer.encode(body.prompt or "", special=True, bos=bos)
+            answer: dict[str, Any] = {
+                "count": len(ids),
+                "max_model_len": model.limits.max_total,
+                "tokens": ids,
+            }
+            if body.return_token_strs:
+                pieces = (model.tokenizer.token_bytes(token) for token in ids)
+                answer["token_strs"] = [raw.decode("utf-8", "replace") for raw in pieces]
+            return msgspec.json.encode(answer)
+
+        return _json_response(await self._off_loop(len(raw), work))
+
+    async def detokenize(self, request: Request) -> Response:
+        """Text of token ids."""
+        raw = await read_body(request)
+
+        def work() -> bytes:
+            body = decode_body(raw, DetokenizeBody)
+            service = self._router.route(body.model)
+            ids = service.validator.checked_ids(body.tokens, "tokens")
+            return msgspec.json.encode({"prompt": service.model.tokenizer.decode(ids)})
+
+        return _json_response(await self._off_loop(len(raw), work))
+
+    async def health(self) -> Response:
+        """200 while every engine advances, 503 when one does not. Times are seconds."""
+        engines = [
+            {
+                "model": service.model.name,
+                "healthy": service.healthy,
+                "steps": service.stats.steps,
+                "running": service.stats.running,
+                "waiting": service.stats.waiting,
+                "silent_seconds": round(service.silent_seconds, 3),
+            }
+            for service in self._router.services
+        ]
+        healthy = all(service.healthy for service in self._router.services)
+        body = {"status": "ok" if healthy else "stalled", "engines": engines}
+        return _json_response(msgspec.json.encode(body), 200 if healthy else 503)
+
+    async def metrics(self) -> Response:
+        """Numbers for Prometheus."""
+        return Response(self._metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    async def _off_loop(self, size: int, work: Callable[[], T]) -> T:
+        """Runs `work`, in a thread when the body is long enough to hold up other clients."""
+        if size <= INLINE_BYTES:
+            return work()
+        return await asyncio.get_running_loop().run_in_executor(self._text_threads, work)
+
+
+def describe_model(service: ModelService) -> dict[str, object]:
+    """A model in OpenAI's shape; max_model_len as vLLM names it."""
+    model = service.model
+    return {
+        "id": model.name,
+        "object": "model",
+        "created": model.created,
+        "owned_by": "rebar",
+        "max_model_len": model.limits.max_total,
+    }
+
+
+def _json_response(body: bytes, status: int = 200) -> Response:
+    return Response(body, status, media_type="application/json")
+
+
+def api_router(routes: Routes) -> APIRouter:
+    """Every route with its place in the OpenAPI document."""
+    api = APIRouter()
+    post, get = api.post, api.get
+    post("/v1/chat/completions", **openapi.CHAT)(routes.chat)
+    post("/v1/completions", **openapi.COMPLETIONS)(routes.completions)
+    get("/v1/models", **openapi.MODELS)(routes.models)
+    get("/v1/models/{model:path}", **openapi.MODEL)(routes.model)
+    post("/tokenize", **openapi.TOKENIZE)(routes.tokenize)
+    post("/detokenize", **openapi.DETOKENIZE)(routes.detokenize)
+    get("/health", **openapi.HEALTH)(routes.health)
+    get("/metrics", **openapi.METRICS)(routes.metrics)
+    return api

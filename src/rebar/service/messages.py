@@ -1,0 +1,128 @@
+"""What crosses the border between the front (HTTP, clients) and an engine: one message each way per
+step.
+
+Every type here encodes to MessagePack and back without loss, so that the engine can live in a
+thread or in a process of its own. The engine speaks token ids and ready text; JSON never crosses.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from rebar.graph.sequence import SamplingParams
+
+FinishReason = Literal["stop", "length"]
+"""Why a choice ended. "stop": an end id, a stop id or a stop string; "length": max_tokens or the
+context.
+"""
+
+
+class RequestPacket(msgspec.Struct, frozen=True, array_like=True):
+    """One choice of one request: everything that decides its bits, and nothing else of the client.
+
+    ticket: unique in its engine's life, given by the front. index: the choice's number in the
+    answer. end_ids: ids that end the choice and show no text (the model's own and the caller's).
+    max_tokens: most ids to sample, 0 to only score the prompt. score_prompt: report log
+    probabilities of prompt[1:].
+    """
+
+    ticket: int
+    request_id: str
+    trace_id: str
+    prompt: list[int]
+    sampling: SamplingParams
+    max_tokens: int
+    index: int = 0
+    stop: tuple[str, ...] = ()
+    end_ids: tuple[int, ...] = ()
+    score_prompt: bool = False
+
+
+class TokenScore(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A token's natural-log probability under the raw distribution, and the best alternatives (id,
+    logprob).
+    """
+
+    id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+class Failure(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Why a choice ended without an answer. `caller`: the request itself was at fault."""
+
+    message: str
+    caller: bool = False
+    code: str | None = None
+
+
+class Delta(msgspec.Struct, array_like=True):
+    """What one step added to one choice.
+
+    ids: every id sampled, the end id included (this is what usage counts). text: what may be shown
+    now, always whole characters and never the beginning of a stop string. scores: of the tokens
+    whose text is shown up to here, when asked for. prompt_scores: of prompt[1:], as they become
+    known.
+    """
+
+    ticket: int
+    text: str = ""
+    ids: list[int] = []
+    scores: list[TokenScore] = []
+    prompt_scores: list[TokenScore] = []
+    finish: FinishReason | None = None
+    failure: Failure | None = None
+
+    @property
+    def last(self) -> bool:
+        """Whether nothing follows for this choice."""
+        return self.finish is not None or self.failure is not None
+
+
+class Orders(msgspec.Struct, array_like=True):
+    """Front to engine: what arrived and what was given up since the last step."""
+
+    submit: list[RequestPacket] = []
+    cancel: list[int] = []
+
+
+class EngineStats(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """The engine's state after a step. Counters only grow; times are seconds."""
+
+    steps: int = 0
+    step_seconds: float = 0.0
+    rows: int = 0
+    prompt_tokens: int = 0
+    sampled_tokens: int = 0
+    failures: int = 0
+    running: int = 0
+    waiting: int = 0
+    free_blocks: int = 0
+    total_blocks: int = 0
+
+
+class StepReport(msgspec.Struct, array_like=True):
+    """Engine to front: everything one step said."""
+
+    stats: EngineStats
+    deltas: list[Delta] = []
+
+
+class EngineLimits(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """What an engine can hold; told to the front once. Tokens, except max_open (choices held at a
+    time).
+
+    max_context: prompt and answer together. kv_tokens: positions the KV cache holds.
+    """
+
+    max_context: int
+    kv_tokens: int
+    vocab_size: int
+    max_open: int
+
+    @property
+    def max_total(self) -> int:
+        """Most tokens of prompt and answer together; the last one sampled needs no KV."""
+        return min(self.max_context, self.kv_tokens + 1)

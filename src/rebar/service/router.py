@@ -1,0 +1,203 @@
+"""The front's side: packets to the model's worker, and what comes back to whoever waits for it.
+
+Lives in one event loop. Worker threads reach it through `call_soon_threadsafe`, once per step.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import math
+import time
+from collections.abc import Callable
+
+import msgspec
+
+from rebar.errors import EngineError, OverloadedError
+from rebar.service.engine import InferenceEngine
+from rebar.service.messages import Delta, EngineStats, Failure, Orders, RequestPacket, StepReport
+from rebar.service.validator import ServedModel, Validator, model_not_found
+from rebar.service.worker import EngineWorker
+
+MAX_RETRY_AFTER = 60
+STALL_SECONDS = 30.0
+"""An engine that has not finished a step for so long is not healthy."""
+
+
+class RequestStream:
+    """The deltas of one request's choices, in order, as they come. One task reads it.
+
+    What piled up while the reader was busy comes in one piece. Close it in every case: that is
+    what cancels.
+    """
+
+    def __init__(
+        self, cancel: Callable[[list[int]], None], packets: list[RequestPacket], started: float
+    ) -> None:
+        self.started = started
+        self._cancel = cancel
+        self._open = {packet.ticket for packet in packets}
+        self._index = {packet.ticket: packet.index for packet in packets}
+        self._arrived: list[Delta] = []
+        self._wake = asyncio.Event()
+
+    @property
+    def done(self) -> bool:
+        """Whether every choice has ended and been read."""
+        return not self._open and not self._arrived
+
+    def index(self, delta: Delta) -> int:
+        """The number of the choice a delta belongs to."""
+        return self._index[delta.ticket]
+
+    async def next(self) -> list[Delta]:
+        """What has come since the last call, at least one delta."""
+        await self._wake.wait()
+        self._wake.clear()
+        arrived, self._arrived = self._arrived, []
+        return arrived
+
+    def put(self, delta: Delta) -> None:
+        """Called by the router."""
+        self._arrived.append(delta)
+        if delta.last:
+            self._open.discard(delta.ticket)
+        self._wake.set()
+
+    def close(self) -> None:
+        """Gives up what is not finished. Harmless when all is."""
+        tickets, self._open = list(self._open), set()
+        if tickets:
+            self._cancel(tickets)
+
+
+class ModelService:
+    """One served model: its validator, its worker and the requests that wait for its steps."""
+
+    def __init__(
+        self,
+        model: ServedModel,
+        engine: InferenceEngine,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.model = model
+        self.validator = Validator(model)
+        self.stats = engine.stats()
+        self.worker = EngineWorker(engine, self._report)
+        self._clock = clock
+        self._streams: dict[int, RequestStream] = {}
+        self._tickets = itertools.count(1)
+        self._last_report = clock()
+        self._mean_seconds = 1.0
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    @property
+    def open(self) -> int:
+        """Choices accepted and not ended."""
+        return len(self._streams)
+
+    @property
+    def silent_seconds(self) -> float:
+        """Time since the engine last said anything; an idle one says something every second."""
+        return self._clock() - self._last_report
+
+    @property
+    def healthy(self) -> bool:
+        """Whether the engine advances."""
+        return self.worker.alive and self.silent_seconds < STALL_SECONDS
+
+    def start(self) -> None:
+        """Starts the worker; deltas arrive in the running loop."""
+        self._loop = asyncio.get_running_loop()
+        self._last_report = self._clock()
+        self.worker.start()
+
+    def submit(self, packets: list[RequestPacket]) -> RequestStream:
+        """Sends a request's choices, all or none, to the engine. OverloadedError when full."""
+        if not self.worker.alive:
+            raise EngineError("The engine is not running. Try again when /health says ok.")
+        self._refuse_overload(len(packets))
+        packets = [msgspec.structs.replace(p, ticket=next(self._tickets)) for p in packets]
+        stream = RequestStream(self._cancel, packets, self._clock())
+        self._streams.update((packet.ticket, stream) for packet in packets)
+        self.worker.give(Orders(submit=packets))
+        return stream
+
+    def _refuse_overload(self, more: int) -> None:
+        limit = self.model.limits.max_open
+        if self.open + more <= limit:
+            return
+        seconds = min(max(math.ceil(self._mean_seconds), 1), MAX_RETRY_AFTER)
+        raise OverloadedError(
+            f"{self.open} choices are open and {limit} is the limit. Try again in {seconds} s.",
+            retry_after=seconds,
+        )
+
+    def _cancel(self, tickets: list[int]) -> None:
+        for ticket in tickets:
+            self._streams.pop(ticket, None)
+        self.worker.give(Orders(cancel=tickets))
+
+    def abandon(self) -> None:
+        """Ends every open choice with an error: the server stops and will not wait longer."""
+        failure = Failure("The server is stopping. Send the request again.", code="stopping")
+        tickets = list(self._streams)
+        for ticket in tickets:
+            self._streams[ticket].put(Delta(ticket=ticket, failure=failure))
+        self._cancel(tickets)
+
+    def _report(self, report: StepReport) -> None:
+        """In the worker's thread."""
+        loop = self._loop
+        if loop is None or loop.is_closed():
+            return
+        try:
+            loop.call_soon_threadsafe(self._deliver, report)
+        except RuntimeError:
+            return  # the loop closed in between: nobody is left to tell
+
+    def _deliver(self, report: StepReport) -> None:
+        self.stats = report.stats
+        self._last_report = self._clock()
+        for delta in report.deltas:
+            stream = self._streams.get(delta.ticket)
+            if stream is None:
+                continue
+            if delta.last:
+                del self._streams[delta.ticket]
+                self._mean_seconds += (self._last_report - stream.started - self._mean_seconds) / 8
+            stream.put(delta)
+
+
+class ServiceRouter:
+    """Finds the service of a model by the name in a request."""
+
+    def __init__(self, services: list[ModelService]) -> None:
+        self.services = services
+        self._by_name = {
+            name: service
+            for service in reversed(services)
+            for name in (service.model.name, *service.model.aliases)
+        }
+
+    def route(self, model: str | None) -> ModelService:
+        """The service of `model`; the first one when no model is named. Raises ModelNameError."""
+        if model is None:
+            return self.services[0]
+        service = self._by_name.get(model)
+        if service is None:
+            raise model_not_found(model)
+        return service
+
+    def start(self) -> None:
+        """Starts every worker in the running loop."""
+        for service in self.services:
+            service.start()
+
+    async def stop(self) -> None:
+        """Ends every worker after the step in progress."""
+        await asyncio.gather(*(asyncio.to_thread(s.worker.stop) for s in self.services))
+
+    def stats(self) -> dict[str, EngineStats]:
+        """The latest stats by model name."""
+        return {service.model.name: service.stats for service in self.services}

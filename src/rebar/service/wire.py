@@ -1,0 +1,158 @@
+"""The request bodies of the HTTP API as they stand in JSON, field by field (OpenAI API reference).
+
+Types are strict: no bool or float passes for an integer, an unknown field is an error. `null` means
+"not given". Ranges and everything that needs the model are the Validator's business. Fields typed
+`Unsupported` exist in OpenAI's API but not here: a value that asks for something is refused, one
+that asks for nothing is accepted.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import msgspec
+
+Unsupported = Any
+
+
+class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
+    """How a stream reports."""
+
+    include_usage: bool | None = None
+    include_obfuscation: bool | None = None
+
+
+class SamplingBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """What chat and plain completions have in common."""
+
+    model: str | None = None
+    max_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    frequency_penalty: float | None = None
+    presence_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+    seed: int | None = None
+    n: int | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    ignore_eos: bool | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    # Accepted and without effect here: they describe the caller or its bill, not the answer.
+    user: str | None = None
+    metadata: Any = None
+    store: bool | None = None
+    service_tier: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    prompt_cache_retention: str | None = None
+
+    harmless: ClassVar[dict[str, tuple[Any, ...]]] = {}
+    """Per unsupported field, the values that ask for nothing."""
+
+
+class CompletionBody(SamplingBody, kw_only=True, forbid_unknown_fields=True):
+    """POST /v1/completions."""
+
+    prompt: str | list[str | int | list[int]]
+    echo: bool | None = None
+    logprobs: int | None = None
+    best_of: int | None = None
+    suffix: Unsupported = None
+
+    harmless: ClassVar[dict[str, tuple[Any, ...]]] = {"suffix": ("",)}
+
+
+class ContentPart(msgspec.Struct):
+    """One part of a message's content; only type "text" has a meaning here."""
+
+    type: str
+    text: str | None = None
+
+
+class FunctionCall(msgspec.Struct):
+    """The call an assistant made in an earlier turn; `arguments` is JSON in a string."""
+
+    name: str
+    arguments: str = "{}"
+
+
+class ToolCall(msgspec.Struct):
+    """A tool call of an earlier turn."""
+
+    function: FunctionCall
+    id: str | None = None
+    type: str = "function"
+    index: int | None = None
+
+
+class ChatMessage(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """One turn of a conversation."""
+
+    role: str
+    content: str | list[ContentPart] | None = None
+    name: str | None = None
+    tool_calls: list[ToolCall] | None = None
+    tool_call_id: str | None = None
+    # What OpenAI's client sends back of an earlier answer; none of it is text of the turn.
+    refusal: Unsupported = None
+    audio: Unsupported = None
+    function_call: Unsupported = None
+    annotations: Unsupported = None
+
+
+class ChatBody(SamplingBody, kw_only=True, forbid_unknown_fields=True):
+    """POST /v1/chat/completions."""
+
+    messages: list[ChatMessage]
+    max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    parallel_tool_calls: bool | None = None
+    tools: Unsupported = None
+    tool_choice: Unsupported = None
+    functions: Unsupported = None
+    function_call: Unsupported = None
+    response_format: Unsupported = None
+    modalities: Unsupported = None
+    audio: Unsupported = None
+    prediction: Unsupported = None
+    reasoning_effort: Unsupported = None
+    verbosity: Unsupported = None
+    web_search_options: Unsupported = None
+
+    harmless: ClassVar[dict[str, tuple[Any, ...]]] = {
+        "tools": ([],),
+        "tool_choice": ("none", "auto"),
+        "functions": ([],),
+        "function_call": ("none", "auto"),
+        "response_format": ({"type": "text"},),
+        "modalities": (["text"],),
+        "audio": (),
+        "prediction": (),
+        "reasoning_effort": (),
+        "verbosity": (),
+        "web_search_options": (),
+    }
+
+
+class TokenizeBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """POST /tokenize: `prompt` or `messages` (the shapes of vLLM's route)."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[ChatMessage] | None = None
+    add_special_tokens: bool = True
+    add_generation_prompt: bool = True
+    return_token_strs: bool | None = None
+
+
+class DetokenizeBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """POST /detokenize."""
+
+    tokens: list[int]
+    model: str | None = None

@@ -1,0 +1,89 @@
+"""The thread an engine runs in, and the border around it: Orders go in, one StepReport comes out
+per step.
+
+A process border goes here later: `give` becomes a socket write, `report` a socket read.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+
+from rebar.errors import EngineError
+from rebar.service.engine import InferenceEngine
+from rebar.service.messages import Delta, Orders, StepReport
+
+log = logging.getLogger("rebar.engine")
+
+HEARTBEAT_SECONDS = 1.0
+"""An idle engine still reports this often, so that silence means trouble."""
+
+
+class EngineWorker:
+    """Owns an engine and the only thread that touches it.
+
+    `report` is called in that thread, once per step; it must not block and must not raise.
+    """
+
+    def __init__(self, engine: InferenceEngine, report: Callable[[StepReport], None]) -> None:
+        self._engine = engine
+        self._report = report
+        self._orders = Orders()
+        self._wake = threading.Condition()
+        self._stopping = False
+        self._thread = threading.Thread(target=self._main, name="rebar-engine", daemon=True)
+
+    def start(self) -> None:
+        """Starts the thread."""
+        self._thread.start()
+
+    def give(self, orders: Orders) -> None:
+        """Adds to what the engine takes in before its next step. Safe from any thread."""
+        with self._wake:
+            self._orders.submit.extend(orders.submit)
+            self._orders.cancel.extend(orders.cancel)
+            self._wake.notify()
+
+    def stop(self, timeout: float = 10.0) -> bool:
+        """Ends after the step in progress; open choices fail. Says whether the thread has ended."""
+        with self._wake:
+            self._stopping = True
+            self._wake.notify()
+        if self._thread.is_alive():
+            self._thread.join(timeout)
+        return not self._thread.is_alive()
+
+    @property
+    def alive(self) -> bool:
+        """Whether the thread runs."""
+        return self._thread.is_alive()
+
+    def _main(self) -> None:
+        engine = self._engine
+        while not self._stopping:
+            orders = self._take(wait=engine.idle)
+            deltas = self._turn(orders)
+            self._report(StepReport(stats=engine.stats(), deltas=deltas))
+        deltas = engine.fail_all(
+            EngineError("The server is stopping. Send the request again later.")
+        )
+        self._report(StepReport(stats=engine.stats(), deltas=deltas))
+        engine.close()
+
+    def _turn(self, orders: Orders) -> list[Delta]:
+        engine = self._engine
+        try:
+            return engine.obey(orders) + engine.step()
+        except Exception as error:
+            log.exception(
+                "a step could not be planned or committed; its requests fail, the engine goes on"
+            )
+            return engine.fail_all(error)
+
+    def _take(self, *, wait: bool) -> Orders:
+        with self._wake:
+            if wait and not (self._orders.submit or self._orders.cancel or self._stopping):
+                self._wake.wait(HEARTBEAT_SECONDS)
+            orders, self._orders = self._orders, Orders()
+            return orders

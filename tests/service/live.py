@@ -1,0 +1,151 @@
+"""A real server (uvicorn, a real port) over a scripted model, and what tests ask of it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import uvicorn
+
+from rebar.service.engine import InferenceEngine
+from rebar.service.http.app import create_app
+from rebar.service.messages import EngineLimits
+from rebar.service.router import ModelService, ServiceRouter
+from rebar.service.validator import ServedModel
+from tests.service.fakes import ByteTokenizer, FakeTemplate, PlainText, ScriptedRunner
+
+PROBE = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 4, "temperature": 0}
+NAME = "scripted"
+
+
+def scripted_service(
+    runner: ScriptedRunner,
+    *,
+    tokenizer: ByteTokenizer | None = None,
+    template: FakeTemplate | None = None,
+    max_running: int = 8,
+    max_waiting: int = 64,
+) -> ModelService:
+    """A service of the scripted model."""
+    tokenizer = tokenizer or ByteTokenizer()
+    engine = InferenceEngine(
+        runner,
+        lambda stop: PlainText(tokenizer, stop),
+        vocab_size=tokenizer.vocab_size,
+        max_running=max_running,
+    )
+    limits = EngineLimits(
+        max_context=runner.max_context,
+        kv_tokens=runner.kv.total_blocks * runner.kv.block_size,
+        vocab_size=tokenizer.vocab_size,
+        max_open=max_running + max_waiting,
+    )
+    model = ServedModel(NAME, tokenizer, template or FakeTemplate(tokenizer), limits)
+    return ModelService(model, engine)
+
+
+class Live:
+    """A running server."""
+
+    def __init__(self, service: ModelService, runner: ScriptedRunner, port: int) -> None:
+        self.service, self.runner, self.port = service, runner, port
+        self.url = f"http://127.0.0.1:{port}"
+        self.http = httpx.Client(base_url=self.url, timeout=20, trust_env=False)
+
+    def chat(self, **fields: object) -> httpx.Response:
+        """POST /v1/chat/completions with PROBE's message unless another is given."""
+        return self.http.post(
+            "/v1/chat/completions", json={"messages": PROBE["messages"], **fields}
+        )
+
+    def complete(self, **fields: object) -> httpx.Response:
+        """POST /v1/completions."""
+        return self.http.post("/v1/completions", json={"prompt": "go", **fields})
+
+    def post(self, path: str, raw: bytes) -> httpx.Response:
+        """POST of raw bytes."""
+        return self.http.post(path, content=raw, headers={"Content-Type": "application/json"})
+
+    def probe(self) -> None:
+        """PROBE: the server answers as ever and holds nothing."""
+        self.runner.reset()
+        self.runner.script = [ord("o"), ord("k")]
+        answer = self.http.post("/v1/chat/completions", json=PROBE)
+        assert answer.status_code == 200, answer.text
+        assert answer.json()["choices"][0]["message"]["content"] == "ok"
+        self.at_rest()
+
+    def at_rest(self, within: float = 2.0) -> None:
+        """No block held, nothing running, nothing waiting."""
+        deadline = time.monotonic() + within
+        while time.monotonic() < deadline and not self._idle():
+            time.sleep(0.01)
+        assert self._idle(), self.service.stats
+
+    def _idle(self) -> bool:
+        stats, pool = self.service.stats, self.runner.kv
+        quiet = stats.running == stats.waiting == self.service.open == 0
+        return quiet and pool.free_blocks == pool.total_blocks
+
+
+@contextlib.contextmanager
+def serving(runner: ScriptedRunner, service: ModelService | None = None) -> Iterator[Live]:
+    """Runs a server for the scripted model in a thread."""
+    service = service or scripted_service(runner)
+    app = create_app(ServiceRouter([service]))
+    sock = socket.create_server(("127.0.0.1", 0))
+    config = uvicorn.Config(app, log_config=None, access_log=False, timeout_graceful_shutdown=2)
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [sock]}, daemon=True)
+    thread.start()
+    while not server.started:
+        time.sleep(0.005)
+    live = Live(service, runner, sock.getsockname()[1])
+    try:
+        yield live
+    finally:
+        live.http.close()
+        server.should_exit = True
+        thread.join(10)
+        assert not thread.is_alive()
+        assert runner.closed
+
+
+def events_of(body: str) -> list[Any]:
+    """The JSON of each event, with "[DONE]" as a string."""
+    found = [line[6:] for line in body.split("\n") if line.startswith("data: ")]
+    return [
+        text if text == "[DONE]" else json.loads(text, parse_constant=_refuse) for text in found
+    ]
+
+
+def _refuse(constant: str) -> None:
+    raise AssertionError(f"{constant} is not JSON")
+
+
+def said(answer: httpx.Response) -> tuple[str, str | None, int | None]:
+    """Text, finish_reason and completion_tokens of the first choice, streamed or not, chat or
+    plain.
+    """
+    assert answer.status_code == 200, answer.text
+    if not answer.headers["content-type"].startswith("text/event-stream"):
+        body = json.loads(answer.text, parse_constant=_refuse)
+        choice = body["choices"][0]
+        text = choice["message"]["content"] if "message" in choice else choice["text"]
+        return text, choice["finish_reason"], body["usage"]["completion_tokens"]
+    text, finish, usage = "", None, None
+    for event in events_of(answer.text)[:-1]:
+        for choice in event["choices"]:
+            piece = choice["delta"].get("content", "") if "delta" in choice else choice["text"]
+            assert not (piece and finish), "text after the end"
+            text += piece
+            finish = choice["finish_reason"] or finish
+        if event.get("usage"):
+            usage = event["usage"]["completion_tokens"]
+    return text, finish, usage
