@@ -20,7 +20,7 @@ die() {
 fingerprint() {
   printf '%s\n' "$root" "$(uname -m)" "$(readlink -f "$bin/python" || echo none)"
   cd "$root" && find native tools/environment.sh CMakeLists.txt pyproject.toml constraints.txt -type f \
-    ! -path 'native/tests/*' ! -path 'native/fuzz/*' -print0 | LC_ALL=C sort -z | xargs -0 sha256sum
+    ! -path '*/tests/*' ! -path '*/fuzz/*' -print0 | LC_ALL=C sort -z | xargs -0 sha256sum
 }
 
 # A minimal file shows which standard the compiler really speaks.

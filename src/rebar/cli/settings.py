@@ -21,7 +21,11 @@ from rebar.errors import InputError
 
 PREFIX = "REBAR_"
 # What variables may set: the flags of all verbs (a test compares), and the two that are no flags.
-FLAGS = frozenset(["api_model_name", "chat", "force", "host", "json", "kv_tokens", "max_context"])
+MODEL = {"model", "offline", "threads", "memory", "max_context", "kv_tokens"}
+SAMPLING = {"max_tokens", "temperature", "top_p", "top_k", "min_p", "seed", "stop"}
+SERVING = {"host", "port", "api_model_name"}
+OTHERS = {"prompt", "text", "source", "target", "system", "chat", "special", "force", "json"}
+FLAGS = frozenset(MODEL | SAMPLING | SERVING | OTHERS)
 PLACES = frozenset(["cache", "isa"])
 
 

@@ -15,7 +15,7 @@ from rebar.service.interfaces import StepRunner, TextOpener
 from rebar.service.messages import Delta, EngineStats, Failure, Orders, RequestPacket
 from rebar.service.scheduler import Plan, Scheduler
 
-log = logging.getLogger("rebar.engine")
+log = logging.getLogger("rebar.service.engine")
 
 DEFAULT_MAX_RUNNING = 64
 Answers = list[Sampled] | Exception

@@ -16,7 +16,8 @@ import msgspec
 from rebar.errors import EngineError, OverloadedError
 from rebar.service.engine import InferenceEngine
 from rebar.service.messages import Delta, EngineStats, Failure, Orders, RequestPacket, StepReport
-from rebar.service.validator import ServedModel, Validator, model_not_found
+from rebar.service.model import ServedModel
+from rebar.service.validator import Validator, model_not_found
 from rebar.service.worker import EngineWorker
 
 MAX_RETRY_AFTER = 60
@@ -197,6 +198,11 @@ class ServiceRouter:
     async def stop(self) -> None:
         """Ends every worker after the step in progress."""
         await asyncio.gather(*(asyncio.to_thread(s.worker.stop) for s in self.services))
+
+    def abandon(self) -> None:
+        """Ends every open request with an error."""
+        for service in self.services:
+            service.abandon()
 
     def stats(self) -> dict[str, EngineStats]:
         """The latest stats by model name."""

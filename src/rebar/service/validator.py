@@ -20,8 +20,8 @@ from dataclasses import dataclass, replace
 from rebar.errors import ContextLengthError, InputError, ModelNameError
 from rebar.graph.sequence import SamplingParams
 from rebar.service.conversation import conversation_of, refuse_lost_text
-from rebar.service.interfaces import ChatRenderer, TextTokenizer
-from rebar.service.messages import EngineLimits, RequestPacket
+from rebar.service.messages import RequestPacket
+from rebar.service.model import ServedModel
 from rebar.service.wire import ChatBody, ChatMessage, CompletionBody, SamplingBody
 
 DEFAULT_COMPLETION_TOKENS = 16
@@ -35,18 +35,6 @@ MAX_COUNT = 2**31 - 1
 
 _ID = re.compile(r"0|[1-9][0-9]{0,9}", re.ASCII)
 _MASK = 2**64 - 1
-
-
-@dataclass(frozen=True, slots=True)
-class ServedModel:
-    """A model as its callers see it. `aliases`: other names it answers to."""
-
-    name: str
-    tokenizer: TextTokenizer
-    template: ChatRenderer | None
-    limits: EngineLimits
-    created: int = 0
-    aliases: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,20 +14,20 @@ from rebar.errors import EngineError
 from rebar.service.engine import InferenceEngine
 from rebar.service.messages import Delta, Orders, StepReport
 
-log = logging.getLogger("rebar.engine")
+log = logging.getLogger("rebar.service.engine")
 
 HEARTBEAT_SECONDS = 1.0
 """An idle engine still reports this often, so that silence means trouble."""
 
 
 class EngineWorker:
-    """Owns an engine and the only thread that touches it.
+    """Owns `engine` and the only thread that touches it once started.
 
     `report` is called in that thread, once per step; it must not block and must not raise.
     """
 
     def __init__(self, engine: InferenceEngine, report: Callable[[StepReport], None]) -> None:
-        self._engine = engine
+        self.engine = engine
         self._report = report
         self._orders = Orders()
         self._wake = threading.Condition()
@@ -60,7 +60,7 @@ class EngineWorker:
         return self._thread.is_alive()
 
     def _main(self) -> None:
-        engine = self._engine
+        engine = self.engine
         while not self._stopping:
             orders = self._take(wait=engine.idle)
             deltas = self._turn(orders)
@@ -72,7 +72,7 @@ class EngineWorker:
         engine.close()
 
     def _turn(self, orders: Orders) -> list[Delta]:
-        engine = self._engine
+        engine = self.engine
         try:
             return engine.obey(orders) + engine.step()
         except Exception as error:

@@ -20,7 +20,7 @@ from rebar.service.http.errors import error_response
 from rebar.service.http.metrics import ServiceMetrics
 from rebar.service.validator import Caller
 
-log = logging.getLogger("rebar.request")
+log = logging.getLogger("rebar.service.request")
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}", re.ASCII)
 _TRACEPARENT = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}", re.ASCII)
@@ -41,7 +41,7 @@ class RequestRecord:
 
 def record_of(scope: Scope) -> RequestRecord:
     """The record of a request in progress."""
-    record: RequestRecord = scope["rebar.record"]
+    record: RequestRecord = scope["request_record"]
     return record
 
 
@@ -68,7 +68,7 @@ class RequestMiddleware:
             await self._app(scope, receive, send)
             return
         record = RequestRecord(caller_of(Headers(scope=scope)), time.monotonic())
-        scope["rebar.record"] = record
+        scope["request_record"] = record
 
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":

@@ -1,0 +1,64 @@
+"""rebar serve"""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import TYPE_CHECKING, Annotated
+
+from cyclopts import Parameter
+
+from rebar.cli.models import open_named
+from rebar.cli.options import DEFAULT_MODEL, EngineFlags, Host, Model, Offline, Port
+from rebar.cli.output import note, progress, timed
+from rebar.cli.settings import places
+
+if TYPE_CHECKING:
+    from rebar.service.model import LoadedModel
+
+CURL = """curl {url}/v1/chat/completions -H 'Content-Type: application/json' \\
+  -d '{{"messages": [{{"role": "user", "content": "Why is the sky blue?"}}], "stream": true}}'"""
+
+
+def serve(
+    model: Model = DEFAULT_MODEL,
+    *,
+    host: Host = "127.0.0.1",
+    port: Port = 8000,
+    api_model_name: Annotated[str | None, Parameter(help="Name that clients use.")] = None,
+    flags: EngineFlags | None = None,
+    offline: Offline = False,
+) -> None:
+    """Serve a model over HTTP, with the OpenAI API. Ctrl-C finishes open requests, then ends."""
+    from rebar.service.server import serve as run
+
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    begin = time.perf_counter()
+
+    def load() -> LoadedModel:
+        return _load(model, api_model_name or model, flags or EngineFlags(), offline)
+
+    def ready(url: str) -> None:
+        note(f"ready after {time.perf_counter() - begin:.2f} s: {url}  (documentation: {url}/docs)")
+        note(CURL.format(url=url))
+
+    run(load, host=host, port=port, on_ready=ready)
+
+
+def _load(model: str, name: str, flags: EngineFlags, offline: bool) -> LoadedModel:
+    """The model in memory; says what the machine is, what the plan is and how long all took."""
+    from rebar.graph import plan_memory
+    from rebar.hal import DeviceManager
+    from rebar.service.loading import load_model
+
+    options = flags.runner_options(places().isa)
+    device = DeviceManager(threads=options.threads, memory=options.memory, isa=options.isa)
+    machine = device.machine
+    note(f"machine: {machine.cpu}, {machine.memory_total / 1e9:.1f} GB")
+    note(f"engine: {device.backend.describe()}")
+    with timed("model"):
+        file = open_named(model, offline=offline)
+    for line in plan_memory(file, options, device.budget).lines():
+        note(f"  {line}")
+    with timed("load"), progress() as shown:
+        return load_model(file, options, name=name, progress=shown)

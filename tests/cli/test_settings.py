@@ -1,0 +1,97 @@
+"""Flag over file over variable; what means nothing is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from cyclopts import App
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rebar.cli.main import VERBS, build_app
+from rebar.cli.options import format_size, parse_size
+from rebar.cli.settings import FLAGS, check_variables, places, read_file
+from rebar.errors import InputError
+
+
+@pytest.mark.parametrize(
+    ("text", "nbytes"),
+    [
+        ("4GB", 4_000_000_000),
+        ("4gb", 4_000_000_000),
+        ("512MiB", 512 << 20),
+        ("1.5G", 1_500_000_000),
+        ("1048576", 1 << 20),
+        ("100 kb", 100_000),
+        ("0", 0),
+    ],
+)
+def test_sizes(text: str, nbytes: int) -> None:
+    assert parse_size(text) == nbytes
+
+
+@pytest.mark.parametrize(
+    "text", ["", "GB", "-1GB", "4XB", "1e9", "4 GB extra", "٤GB", "nan", "4,5GB"]
+)
+def test_what_is_no_size_is_refused_with_an_example(text: str) -> None:
+    with pytest.raises(InputError, match="Write it like 4GB"):
+        parse_size(text)
+
+
+@given(st.integers(0, 10**15))
+def test_a_printed_size_reads_back_within_its_last_digit(nbytes: int) -> None:
+    # One decimal of a value of at least 1.0: off by at most half of 0.1, that is 5 %.
+    assert abs(parse_size(format_size(nbytes)) - nbytes) <= nbytes * 0.05 + 0.5
+
+
+def test_a_misspelled_variable_is_refused_and_the_right_ones_are_named() -> None:
+    with pytest.raises(InputError, match=r"REBAR_TREADS is set.*REBAR_THREADS"):
+        check_variables({"REBAR_TREADS": "2", "HOME": "/"})
+    check_variables({"REBAR_THREADS": "2", "REBAR_ISA": "avx2", "REBARX": "1"})
+
+
+def commands() -> list[App]:
+    """Every command that takes flags, those of a verb's own verbs included."""
+    verbs = [build_app()[verb] for verb in VERBS]
+    return [v for v in verbs if v.default_command] + [verbs[VERBS.index("bench")]["engine"]]
+
+
+def test_known_variables_are_exactly_the_flags_of_the_verbs() -> None:
+    arguments = [a for app in commands() for a in app.assemble_argument_collection()]
+    names = {a.name for a in arguments if not a.children and a.show}
+    assert {name.lstrip("-").replace("-", "_") for name in names} == FLAGS
+
+
+def test_places_come_from_the_environment(tmp_path: Path) -> None:
+    assert places({"XDG_CACHE_HOME": "/c"}).cache == Path("/c/rebar")
+    assert places({"XDG_CACHE_HOME": "/c", "REBAR_CACHE": str(tmp_path)}).cache == tmp_path
+    assert places({"HF_ENDPOINT": "http://mirror/"}).hub == "http://mirror"
+    assert places({"REBAR_ISA": ""}).isa is None
+    assert places({"REBAR_ISA": "avx2"}).isa == "avx2"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[srve]\nport = 1\n", r"\[srve\] is no table"),
+        ("port = 1\n", r"\[port\] is no table"),
+        ("[serve\n", "is not TOML"),
+    ],
+)
+def test_a_settings_file_that_means_nothing_is_refused(
+    tmp_path: Path, text: str, message: str
+) -> None:
+    path = tmp_path / "rebar.toml"
+    path.write_text(text)
+    with pytest.raises(InputError, match=message):
+        read_file(path, VERBS)
+
+
+def test_a_settings_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"nowhere\.toml"):
+        read_file(tmp_path / "nowhere.toml", VERBS)
+
+
+def test_every_command_says_what_it_does() -> None:
+    assert [app.name for app in commands() if not app.help] == []
