@@ -16,7 +16,17 @@ from rebar.graph.node import Node, Values
 from rebar.graph.nodes import Add, Attention, Gated, Linear, Quantize, RmsNorm
 from rebar.graph.plan import lowest_gap, make_plan, nbytes_of
 from rebar.graph.tensor import Tensor
-from rebar.hal import Activation, DeviceManager, Domain, Limits, Operand, Vector, WeightFormat
+from rebar.hal import (
+    Activation,
+    DeviceManager,
+    Domain,
+    Limits,
+    Matrix,
+    Operand,
+    QuantizedRows,
+    Vector,
+    WeightFormat,
+)
 from tests.graph.harness import F32, Call, matrix, open_device, packed, run, storage, vector
 from tests.tiny.quantize import quantize
 
@@ -274,4 +284,6 @@ def test_operands_refuse_what_kernels_could_not_read() -> None:
     with pytest.raises(ShapeError, match="adjacent float32"):
         Vector(np.zeros(8, np.float32)[::2])
     with pytest.raises(ShapeError, match="packs into"):
-        packed(np.zeros(18, np.uint8), WeightFormat.Q4_0, 1, 33)
+        Matrix(np.zeros(64, np.uint8), WeightFormat.Q4_0, 1, 32)
+    with pytest.raises(ShapeError, match="need a multiple of 32"):
+        QuantizedRows(np.zeros((1, 64), np.uint8), 33)

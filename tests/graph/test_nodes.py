@@ -168,7 +168,7 @@ def test_rope_rotates_pairs_half_a_head_apart(device: DeviceManager) -> None:
 
 
 @pytest.mark.parametrize(("window", "softcap"), [(0, 0.0), (5, 0.0), (0, 3.0)])
-@pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), [(4, 2, 16), (3, 1, 64), (2, 2, 40)])
+@pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), [(4, 2, 16), (3, 1, 64), (2, 2, 48)])
 # type: ignore[no-untyped-def]
 def test_attention_over_scattered_blocks(
     device, window: int, softcap: float, heads: int, kv_heads: int, head_dim: int
@@ -299,6 +299,19 @@ SHAPES: list[tuple[str, Callable[[Builder], object]]] = [
 def test_shape_rules_name_the_size(message: str, build: Callable[[Builder], object]) -> None:
     with pytest.raises(ShapeError, match=message):
         build(Builder())
+
+
+def test_heads_that_are_no_whole_vectors_are_refused() -> None:
+    """A head of 40 values: the kernel's last vector of values reached into the next position, and
+    past the end of the last one.
+    """
+    g, q, cache = Builder(), activation("q", 40), Tensor("c", (16, 1, 40), "kv")
+    after = g.append(q, q, cache)
+    out = g.attention(
+        q, cache, after, heads=1, max_positions=64, scale=1.0, window=None, softcap=None
+    )
+    with pytest.raises(ShapeError, match="heads of 40 values"):
+        run(g.graph(out), open_device("ref"), Call(), {cache: storage(16, 1, 40)}, {q: random(4, 40)})
 
 
 def test_a_residual_of_another_width_is_refused() -> None:

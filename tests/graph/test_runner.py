@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import numpy as np
@@ -68,13 +69,13 @@ def test_k_types(tmp_path: Path, types: str) -> None:
 
 
 def test_parts_of_one_format_become_one_product(tmp_path: Path) -> None:
-    """q, k, v fused: 10 launches a layer; with v of another format, one more."""
-    same = load_runner(open_tiny(tmp_path, "llama", "Q8_0"), SMALL)
+    """q, k, v are one launch; v of another format is one more. Heads of 16 values are no whole
+    groups of 32, so attention cannot quantize for the product behind it: one launch a layer.
+    """
+    floats = load_runner(open_tiny(tmp_path, "llama", "F32"), SMALL).launches
+    assert load_runner(open_tiny(tmp_path, "llama", "Q8_0"), SMALL).launches == floats + 2
     mixed = open_model(tiny_gguf(tmp_path, "llama", {"q": "Q8_0", "k": "Q8_0", "v": "Q4_0"}))
-    other = load_runner(open_tiny(tmp_path, "llama", "F32"), SMALL)
-    split = load_runner(mixed, SMALL)
-    assert same.launches == other.launches
-    assert split.launches == other.launches + 2 * 2  # a product and a quantize more in each of 2 layers
+    assert load_runner(mixed, SMALL).launches == floats + 2
 
 
 def test_logits_of_more_positions_than_are_held_at_once(tmp_path: Path) -> None:
@@ -196,8 +197,6 @@ def test_ids_past_the_tokenizer_are_never_sampled(tmp_path: Path) -> None:
 def test_a_file_without_a_tensor_it_should_have(tmp_path: Path) -> None:
     model = open_tiny(tmp_path)
     tensors = {k: v for k, v in model.tensors.items() if k != "layers.1.down.weight"}
-    import dataclasses
-
     with pytest.raises(ModelFileError, match=r"no tensor layers\.1\.down\.weight"):
         load_runner(dataclasses.replace(model, tensors=tensors), SMALL)
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 from rebar.errors import ShapeError
-from rebar.hal.arrays import KVStorage, Matrix, QuantizedRows, Rows, Vector
+from rebar.hal.arrays import BLOCK_POSITIONS, KVStorage, Matrix, QuantizedRows, Rows, Vector
 
 
 class Domain(IntEnum):
@@ -174,6 +174,10 @@ class Attention:
     def check(self) -> None:
         """Shape rule."""
         same("attention", "width", self.q.width, self.out.width, self.heads * self.storage.head_dim)
+        if self.storage.head_dim % BLOCK_POSITIONS:
+            raise ShapeError(
+                f"attention: heads of {self.storage.head_dim} values; kernels read them by vectors of 16"
+            )
         if self.heads % self.storage.kv_heads:
             raise ShapeError(
                 f"attention: {self.heads} heads cannot share {self.storage.kv_heads} kv heads"
