@@ -70,7 +70,7 @@ def storage(blocks: int, kv_heads: int, head_dim: int) -> KVStorage:
 
 @dataclass
 class Call:
-    """Ids, positions and block tables of a step. sequences: (first position, count, blocks) each."""
+    """Ids, positions and block tables of a step. sequences: (first position, count, blocks)."""
 
     sequences: list[tuple[int, int, list[int]]] = field(default_factory=lambda: [(0, 4, [0])])
     ids: list[int] | None = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import cast
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from rebar.graph.builder import Builder
 from rebar.graph.node import Node
 from rebar.graph.nodes import Embed, Linear
 from rebar.graph.tensor import Tensor
+from rebar.graph.weights.model_file import WeightType
 from rebar.hal import Activation, DeviceManager, Domain, Matrix, WeightFormat
 from rebar.hal.ref import load
 from rebar.hal.ref_formats import unpack
@@ -40,6 +42,11 @@ def device(request: pytest.FixtureRequest) -> DeviceManager:
 
 def random(*shape: int, seed: int = 1) -> F32:
     return np.random.default_rng(seed).standard_normal(shape, dtype=np.float32)
+
+
+def half(a: F32) -> NDArray[np.float64]:
+    """As the cache keeps it."""
+    return a.astype(np.float16).astype(np.float64)
 
 
 def activation(name: str, width: int) -> Tensor:
@@ -77,7 +84,6 @@ def test_rms_norm(device: DeviceManager, groups: int) -> None:
 
 
 @pytest.mark.parametrize("kind", [k for k in WeightFormat if k.quantized_input])
-# type: ignore[no-untyped-def]
 def test_quantized_linear_is_exact_but_for_the_last_roundings(
     device: DeviceManager, kind: WeightFormat
 ) -> None:
@@ -85,7 +91,7 @@ def test_quantized_linear_is_exact_but_for_the_last_roundings(
     group of 32 (16) inputs.
     """
     n, k = 40, 512
-    w = quantize(kind.name, random(n, k, seed=3) * np.float32(k**-0.5))
+    w = quantize(weight_type(kind), random(n, k, seed=3) * np.float32(k**-0.5))
     m = packed_matrix(w, kind, n, k)
     x, bias = random(9, k), random(n, seed=4)
     g, tx = Builder(), activation("x", k)
@@ -102,7 +108,11 @@ def test_quantized_linear_is_exact_but_for_the_last_roundings(
     close(values.rows(out).data, want, bound)
 
 
-# type: ignore[no-untyped-def]
+def weight_type(kind: WeightFormat) -> WeightType:
+    """The name files use."""
+    return cast(WeightType, kind.name)
+
+
 def packed_matrix(stored: bytes, kind: WeightFormat, n: int, k: int) -> Matrix:
     return packed(np.frombuffer(stored, dtype=np.uint8), kind, n, k)
 
@@ -116,7 +126,6 @@ def dense_bound(m: Matrix) -> NDArray[np.float64]:
 
 
 @pytest.mark.parametrize("kind", [WeightFormat.F32, WeightFormat.F16])
-# type: ignore[no-untyped-def]
 def test_float_linear_of_stacked_parts(device: DeviceManager, kind: WeightFormat) -> None:
     k, x = 40, random(5, 40)
     w1, w2 = random(24, k, seed=5), random(7, k, seed=6)
@@ -169,9 +178,8 @@ def test_rope_rotates_pairs_half_a_head_apart(device: DeviceManager) -> None:
 
 @pytest.mark.parametrize(("window", "softcap"), [(0, 0.0), (5, 0.0), (0, 3.0)])
 @pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), [(4, 2, 16), (3, 1, 64), (2, 2, 48)])
-# type: ignore[no-untyped-def]
 def test_attention_over_scattered_blocks(
-    device, window: int, softcap: float, heads: int, kv_heads: int, head_dim: int
+    device: DeviceManager, window: int, softcap: float, heads: int, kv_heads: int, head_dim: int
 ) -> None:
     """Two sequences, chunked, in blocks out of order; unwritten places hold NaN."""
     width, kv_width, cache = heads * head_dim, kv_heads * head_dim, storage(16, kv_heads, head_dim)
@@ -200,7 +208,6 @@ def test_attention_over_scattered_blocks(
         )
         got.append(values.rows(out).data.copy())
     result = np.concatenate(got)
-    half = lambda a: a.astype(np.float16).astype(np.float64)  # noqa: E731
     owners = [(0, r, r) for r in range(37)] + [(37, 0, 37), (37, 1, 38)]
     for begin, position, row in owners:
         first = max(0, position - window + 1) if window else 0
@@ -311,7 +318,13 @@ def test_heads_that_are_no_whole_vectors_are_refused() -> None:
         q, cache, after, heads=1, max_positions=64, scale=1.0, window=None, softcap=None
     )
     with pytest.raises(ShapeError, match="heads of 40 values"):
-        run(g.graph(out), open_device("ref"), Call(), {cache: storage(16, 1, 40)}, {q: random(4, 40)})
+        run(
+            g.graph(out),
+            open_device("ref"),
+            Call(),
+            {cache: storage(16, 1, 40)},
+            {q: random(4, 40)},
+        )
 
 
 def test_a_residual_of_another_width_is_refused() -> None:

@@ -11,11 +11,13 @@ import pytest
 from rebar.errors import ContextLengthError, MemoryBudgetError, ModelFileError, ShapeError
 from rebar.graph import (
     ModelFile,
+    Node,
     Row,
     Runner,
     RunnerOptions,
     SamplingParams,
     Sequence,
+    Values,
     load_runner,
     plan_memory,
 )
@@ -47,11 +49,14 @@ def logits(runner: Runner, ids: list[int]) -> np.ndarray:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_float_models_equal_the_specification_to_rounding(tmp_path: Path, family: str) -> None:
-    """The kernels against NumPy in float64, through both layers: every node, the cache, the windows."""
+    """The kernels against NumPy in float64, through both layers, the cache and the windows."""
     model = open_tiny(tmp_path, family)
     got = logits(load_runner(model, SMALL), IDS)
-    want = logits(load_runner(model, RunnerOptions(device="ref", memory=64 << 20, max_rows=48)), IDS)
-    # f16 keys and values: rounding before may move a value by one step of 2^-11; the rest is float32 sums of 64..128 terms
+    want = logits(
+        load_runner(model, RunnerOptions(device="ref", memory=64 << 20, max_rows=48)), IDS
+    )
+    # f16 keys and values: rounding before may move a value by one step of 2^-11; the rest is
+    # float32 sums of 64..128 terms
     assert np.abs(got - want).max() < 2e-3 * np.abs(want).max()
 
 
@@ -96,7 +101,7 @@ def test_watched_equals_compiled(tmp_path: Path) -> None:
         def __init__(self) -> None:
             self.names: list[str] = []
 
-        def after_forward(self, node, values) -> None:  # type: ignore[no-untyped-def]
+        def after_forward(self, node: Node, values: Values) -> None:
             self.names.append(node.name)
 
     runner = load_runner(open_tiny(tmp_path, "gemma3", "Q8_0"), SMALL)
@@ -167,7 +172,9 @@ def test_the_arena_bound_holds(tmp_path: Path, family: str, max_rows: int) -> No
 
 def test_a_budget_too_small_names_the_numbers_and_the_flags(tmp_path: Path) -> None:
     model = open_tiny(tmp_path)
-    with pytest.raises(MemoryBudgetError, match=r"--max-context \d+ --kv-tokens \d+ would fit") as caught:
+    with pytest.raises(
+        MemoryBudgetError, match=r"--max-context \d+ --kv-tokens \d+ would fit"
+    ) as caught:
         plan_memory(model, RunnerOptions(memory=2 << 20, max_rows=8, kv_tokens=1 << 20), 0)
     assert caught.value.needed > caught.value.available
     with pytest.raises(MemoryBudgetError, match="the weights alone do not leave room"):
@@ -177,7 +184,7 @@ def test_a_budget_too_small_names_the_numbers_and_the_flags(tmp_path: Path) -> N
 def test_contexts_and_cache_sizes(tmp_path: Path) -> None:
     model = open_tiny(tmp_path)
     assert resolve_context(tiny_config(context_length=100_000), None) == 8192
-    with pytest.raises(ContextLengthError, match="a context of 129 positions; .* 1 to 128"):
+    with pytest.raises(ContextLengthError, match=r"a context of 129 positions; .* 1 to 128"):
         resolve_context(model.config, 129)
     assert plan_memory(model, RunnerOptions(max_context=40), 1 << 30).blocks == 12
     assert plan_memory(model, RunnerOptions(kv_tokens=40), 1 << 30).blocks == 3

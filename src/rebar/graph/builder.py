@@ -8,7 +8,7 @@ from rebar.graph import nodes
 from rebar.graph.graph import Graph
 from rebar.graph.node import Node
 from rebar.graph.tensor import DType, Shape, Tensor
-from rebar.hal import Activation, WeightFormat
+from rebar.hal import Activation
 
 
 class Builder:
@@ -49,7 +49,7 @@ class Builder:
         self, name: str, x: Tensor, w: tuple[Tensor, ...], bias: tuple[Tensor, ...] = ()
     ) -> Tensor:
         """x times the stacked parts of w, quantizing x where a part wants it."""
-        block = [WeightFormat(part.dtype).quantized_input for part in w]
+        block = [part.format.quantized_input for part in w]
         shape = nodes.Linear.shape(
             x.shape, *(part.shape for part in w), bias=tuple(b.shape for b in bias)
         )

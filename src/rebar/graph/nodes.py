@@ -10,7 +10,7 @@ from rebar import _native
 from rebar.errors import ShapeError
 from rebar.graph.node import Cost, Node, Record, Values
 from rebar.graph.tensor import Shape, Tensor, same
-from rebar.hal import BLOCK_POSITIONS, Activation, Domain, WeightFormat
+from rebar.hal import BLOCK_POSITIONS, Activation, Domain
 from rebar.hal import launches as la
 
 F32 = 4  # bytes
@@ -19,7 +19,7 @@ F32 = 4  # bytes
 def matrix_bytes(w: Tensor) -> int:
     """Bytes of a packed matrix (n, k)."""
     n, k = (int(size) for size in w.shape)
-    return int(_native.packed_nbytes(int(WeightFormat(w.dtype)), n, k))
+    return int(_native.packed_nbytes(int(w.format), n, k))
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -159,7 +159,7 @@ class Linear(Node):
             begin = end
 
     def _input(self, w: Tensor) -> Tensor:
-        x = self.xq if WeightFormat(w.dtype).quantized_input else self.x
+        x = self.xq if w.format.quantized_input else self.x
         if x is None:
             raise ShapeError(f"{self.name}: no input for {w.name} of {w.dtype}")
         return x

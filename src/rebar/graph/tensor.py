@@ -47,6 +47,13 @@ class Tensor:
         return size
 
     @property
+    def format(self) -> WeightFormat:
+        """The format of a matrix."""
+        if not isinstance(self.dtype, WeightFormat):
+            raise ShapeError(f"{self.name} of {self.dtype} is no matrix")
+        return self.dtype
+
+    @property
     def root(self) -> Tensor:
         """The tensor whose memory this one lies in."""
         return self if self.base is None else self.base.root

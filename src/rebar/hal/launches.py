@@ -99,14 +99,9 @@ class Matmul:
     def check(self) -> None:
         """Shape rule."""
         same("matmul", "k", self.w.k, self.x.width)
-        same(
-            "matmul",
-            "n",
-            self.w.n,
-            self.y.width,
-            self.bias and self.bias.n,
-            self.residual and self.residual.width,
-        )
+        bias = None if self.bias is None else self.bias.n
+        residual = None if self.residual is None else self.residual.width
+        same("matmul", "n", self.w.n, self.y.width, bias, residual)
         if self.w.format.quantized_input != isinstance(self.x, QuantizedRows):
             raise ShapeError(
                 f"matmul: {self.w.format.name} weights do not take {type(self.x).__name__}"
@@ -175,8 +170,9 @@ class Attention:
         """Shape rule."""
         same("attention", "width", self.q.width, self.out.width, self.heads * self.storage.head_dim)
         if self.storage.head_dim % BLOCK_POSITIONS:
+            dim = self.storage.head_dim
             raise ShapeError(
-                f"attention: heads of {self.storage.head_dim} values; kernels read them by vectors of 16"
+                f"attention: heads of {dim} values; kernels read them in vectors of 16"
             )
         if self.heads % self.storage.kv_heads:
             raise ShapeError(

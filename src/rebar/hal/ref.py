@@ -7,6 +7,7 @@ float results differ from theirs by rounding only.
 
 from __future__ import annotations
 
+import math
 import time
 from functools import singledispatchmethod
 
@@ -15,7 +16,7 @@ from numpy.typing import NDArray
 
 from rebar.errors import DeviceError
 from rebar.hal import launches as la
-from rebar.hal.arrays import Matrix, QuantizedRows, Rows, WeightFormat
+from rebar.hal.arrays import Matrix, QuantizedRows, Rows
 from rebar.hal.backend import Limits, Program, Step, check
 from rebar.hal.ref_formats import unpack
 
@@ -235,7 +236,5 @@ def silu(x: F64) -> F64:
 
 def gelu_tanh(x: F64) -> F64:
     """The tanh form (Hendrycks & Gimpel, arXiv:1606.08415)."""
-    return 0.5 * x * (1.0 + np.tanh(np.sqrt(2.0 / np.pi) * (x + 0.044715 * x**3)))
-
-
-__all__ = ["RefBackend", "RefProgram", "WeightFormat", "load", "quantize", "store"]
+    inner = math.sqrt(2.0 / math.pi) * (x + 0.044715 * x**3)
+    return 0.5 * x * (1.0 + np.tanh(inner))

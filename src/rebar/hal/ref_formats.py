@@ -4,6 +4,8 @@ language.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -11,6 +13,7 @@ from rebar.hal.arrays import Matrix, WeightFormat
 
 F32 = NDArray[np.float32]
 U8 = NDArray[np.uint8]
+Ints = NDArray[np.integer[Any]]
 
 
 def unpack(matrix: Matrix) -> F32:
@@ -37,13 +40,13 @@ _FLOATS = {
 }
 
 
-def _steps(quants: U8) -> NDArray[np.int32]:
+def _steps(quants: Ints) -> NDArray[np.int32]:
     """(..., 8 steps, 16 rows, 4 inputs) -> (..., 16 rows, 32 inputs)."""
     moved = np.moveaxis(quants, -3, -2)  # rows, steps, inputs
     return moved.reshape(*moved.shape[:-2], 32).astype(np.int32)
 
 
-def _nibbles(raw: U8) -> U8:
+def _nibbles(raw: U8) -> Ints:
     """(..., 256 bytes) -> (..., 8 steps, 16 rows, 4 inputs): low halves are steps 0..3, high halves
     4..7.
     """
@@ -51,7 +54,7 @@ def _nibbles(raw: U8) -> U8:
     return np.concatenate([by_step & 15, by_step >> 4], axis=-3)
 
 
-def _fifth_bits(raw: U8) -> U8:
+def _fifth_bits(raw: U8) -> Ints:
     """(..., 64 bytes) -> (..., 8 steps, 16 rows, 4 inputs): bit (4 row + input) of a step."""
     bits = np.unpackbits(raw.reshape(*raw.shape[:-1], 8, 8), axis=-1, bitorder="little")
     return bits.reshape(*bits.shape[:-1], 16, 4)
@@ -73,6 +76,7 @@ _OFFSET = {WeightFormat.Q8_0: 128, WeightFormat.Q4_0: 8, WeightFormat.Q5_0: 16}
 
 def _block_format(kind: WeightFormat, raw: U8, k: int) -> F32:
     groups = raw.reshape(raw.shape[0], k // 32, _GROUP_BYTES[kind])
+    quants: Ints
     if kind is WeightFormat.Q8_0:
         quants, rest = groups[..., :512].reshape(*groups.shape[:-1], 8, 16, 4), groups[..., 512:]
     else:
