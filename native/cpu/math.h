@@ -6,8 +6,8 @@ namespace rb::RB_NS {
 
 // e^x. n = nearest integer to x / ln 2, r = x - n ln 2 in two parts (355/512 has 9 bits, so n * 355/512 is exact),
 // e^r = 1 + r + r^2 p(r), |r| <= 0.3466. p is minimax of degree 4: relative error 3.1e-9 = 2^-28.3; the roundings of r (at most
-// half an ulp of 0.35) and of the last two fmas bring the whole to under 1 ulp (the test measures 0.9). Below -104 the result is +0, above 89 infinity, NaN stays NaN; subnormal
-// results are right because 2^n is multiplied in two halves.
+// half an ulp of 0.35) and of the last two operations bring the whole to under 1 ulp. Below -104 the result is +0, above 89 infinity, NaN stays
+// NaN; subnormal results are right because 2^n is multiplied in two halves.
 RB_INLINE F exp(F x) {
   x = max(set1(-104.0f), min(set1(89.0f), x));
   const F magic = set1(0x1.8p23f);
@@ -36,9 +36,9 @@ RB_INLINE F tanh(F x) {
   p = fma(p, u, set1(-0x1.b83c5ap-5f));
   p = fma(p, u, set1(0x1.110726p-3f));
   p = fma(p, u, set1(-0x1.555532p-2f));
-  const F small = fma(mul(u, x), p, x);
+  const F small = fma(mul(u, a), p, a);
   const F large = sub(set1(1.0f), div(set1(2.0f), add(exp(add(a, a)), set1(1.0f))));
-  return select(lt(a, set1(0.625f)), small, float_bits(add(bits(large), sign)));
+  return float_bits(add(bits(select(lt(a, set1(0.625f)), small, large)), sign));
 }
 
 // x / (1 + e^-x).

@@ -1,15 +1,13 @@
-// matmul.h: y = x wT (+ bias) (+ residual), one inner kernel for every weight format and 1..8 rows.
+// matmul.h: y = x wT (+ bias) (+ residual), one inner kernel for every weight format and 1..kPanelRows rows.
 //
 // Each y is one chain over ascending k (rebar.h), so rows and threads cannot change it. A task is (tiles x rows). Its rows are first laid
-// out as panels: what the inner loop reads of up to eight rows, group by group, behind one pointer, with the integer offset or the minimum's
+// out as panels: what the inner loop reads of kPanelRows rows, group by group, behind one pointer, with the integer offset or the minimum's
 // factor worked out. A weight group is unpacked once per panel; a tile (5-15 KB) stays in L1 while the panels stream from L2.
 #pragma once
 #include "cpu/rows.h"
 #include "cpu/tiles.h"
 
 namespace rb::RB_NS {
-
-constexpr int kPanelRows = 8;
 
 // A group of 16 outputs x 32 inputs, ready for the dot product: w[s] holds inputs 4s..4s+3 of every output.
 struct Group {
@@ -141,6 +139,15 @@ template <int Type, int R> static void tile_rows(const rb_matmul& a, int64_t til
   }
 }
 
+template <int Type> struct Panels {  // tile_rows for 1..kPanelRows rows
+  TileRows run[kPanelRows + 1];
+  constexpr Panels() : run{} { set<kPanelRows>(); }
+  template <int R> constexpr void set() {
+    run[R] = tile_rows<Type, R>;
+    if constexpr (R > 1) set<R - 1>();
+  }
+};
+
 // Panels of rows row..row+count-1; block formats [group]{[count][32] q, [count] d, [count] extra}, float formats [k][count] x.
 template <int Type> static void fill_panel(const rb_matmul& a, int64_t row, int count, uint8_t* panel) {
   using T = Traits<Type>;
@@ -176,22 +183,22 @@ static int64_t panel_row_bytes(const rb_matrix& w) {
 
 // Panels of a task fill at most a quarter of a 1 MB L2, 8 to 128 rows.
 static int64_t most_rows(const rb_matrix& w) {
-  const int64_t rows = (int64_t{256} << 10) / panel_row_bytes(w) / kPanelRows * kPanelRows;
-  return rows < kPanelRows ? kPanelRows : rows > 128 ? 128 : rows;
+  const int64_t rows = (int64_t{256} << 10) / panel_row_bytes(w) / 8 * 8;
+  return rows < 8 ? 8 : rows > 128 ? 128 : rows;
 }
 
 // Up to eight rows are bound by reading weights: tasks of 16 KB (0.7 us at 23 GB/s) or more, 128 at most. With more rows a task has twelve
 // tiles, so that filling the panels costs 3 % of using them, and rows are cut until there are about 32 tasks.
 static MatmulPlan plan_of(const rb_matrix& w, int64_t rows) {
-  MatmulPlan p{rows, kPanelRows, 1, tile_count(w.n), 1, 1};
-  if (rows <= kPanelRows) {
+  MatmulPlan p{rows, 8, 1, tile_count(w.n), 1, 1};
+  if (rows <= 8) {
     const int64_t bytes = tile_bytes(w.type, w.k), by_count = (p.tiles + 127) / 128;
     p.tile_step = bytes >= 16384 ? 1 : 16384 / bytes;
     if (p.tile_step < by_count) p.tile_step = by_count;
   } else {
     const int64_t wide = (p.tiles + 11) / 12, ranges = (31 + wide) / wide;
     p.tile_step = (p.tiles + wide - 1) / wide;
-    p.row_step = (rows + ranges * kPanelRows - 1) / (ranges * kPanelRows) * kPanelRows;
+    p.row_step = (rows + ranges * 8 - 1) / (ranges * 8) * 8;
     if (p.row_step > most_rows(w)) p.row_step = most_rows(w);
   }
   p.row_ranges = (rows + p.row_step - 1) / p.row_step;
@@ -200,8 +207,7 @@ static MatmulPlan plan_of(const rb_matrix& w, int64_t rows) {
 }
 
 template <int Type> static void run_tasks(const rb_matmul& a, const MatmulPlan& p, int64_t begin, int64_t end, uint8_t* scratch) {
-  static constexpr TileRows by_rows[kPanelRows] = {tile_rows<Type, 1>, tile_rows<Type, 2>, tile_rows<Type, 3>, tile_rows<Type, 4>,
-                                                   tile_rows<Type, 5>, tile_rows<Type, 6>, tile_rows<Type, 7>, tile_rows<Type, 8>};
+  static constexpr Panels<Type> by_rows{};
   const int64_t panel_bytes = panel_row_bytes(a.w) * kPanelRows;
   int64_t filled = -1;
   for (int64_t task = begin; task < end; ++task) {
@@ -215,7 +221,7 @@ template <int Type> static void run_tasks(const rb_matmul& a, const MatmulPlan& 
     }
     filled = row;
     for (int64_t t = tile; t < tile_end; ++t) {
-      for (int64_t r = row; r < row_end; r += kPanelRows) by_rows[count(r) - 1](a, t, r, panel(r));
+      for (int64_t r = row; r < row_end; r += kPanelRows) by_rows.run[count(r)](a, t, r, panel(r));
     }
   }
 }
@@ -226,7 +232,7 @@ static int64_t matmul_tasks(const rb_args* a, const rb_step* step) {
 }
 
 static size_t matmul_scratch(const rb_args* a, int32_t max_rows) {
-  const int64_t most = most_rows(a->matmul.w), wanted = (max_rows + kPanelRows - 1) / kPanelRows * kPanelRows;
+  const int64_t most = most_rows(a->matmul.w), wanted = (max_rows + int64_t{7}) / 8 * 8;
   return static_cast<size_t>((wanted < most ? wanted : most) * panel_row_bytes(a->matmul.w));
 }
 
