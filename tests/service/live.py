@@ -20,6 +20,7 @@ from rebar.service.model import ServedModel
 from rebar.service.router import ModelService, ServiceRouter
 from tests.service.fakes import ByteTokenizer, FakeTemplate, PlainText, ScriptedRunner
 
+CHAT, PLAIN = "/v1/chat/completions", "/v1/completions"
 PROBE = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 4, "temperature": 0}
 NAME = "scripted"
 
@@ -30,7 +31,7 @@ def scripted_service(
     tokenizer: ByteTokenizer | None = None,
     template: FakeTemplate | None = None,
     max_running: int = 8,
-    max_waiting: int = 64,
+    max_waiting: int = 256,
 ) -> ModelService:
     """A service of the scripted model."""
     tokenizer = tokenizer or ByteTokenizer()
@@ -149,3 +150,15 @@ def said(answer: httpx.Response) -> tuple[str, str | None, int | None]:
         if event.get("usage"):
             usage = event["usage"]["completion_tokens"]
     return text, finish, usage
+
+
+def refused(live: Live, path: str, raw: str | bytes, param: str | None = None) -> dict[str, object]:
+    """Posts, asserts a 400 with an OpenAI error object (about `param`), returns the error."""
+    answer = live.post(path, raw if isinstance(raw, bytes) else raw.encode())
+    assert answer.status_code == 400, answer.text
+    error: dict[str, object] = json.loads(answer.content.decode("utf-8"))["error"]
+    assert error["type"] == "invalid_request_error"
+    assert error["message"]
+    if param:
+        assert error["param"] == param, error
+    return error

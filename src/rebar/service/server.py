@@ -34,10 +34,12 @@ def bind(host: str, port: int) -> socket.socket:
 
     It listens at once: two servers that merely bind the same port would both believe to have it.
     """
+    if not 0 <= port <= 65535:
+        raise InputError(f"Port {port} does not exist; ports are 0 to 65535.", param="port")
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         return socket.create_server(address[:2], family=family, backlog=BACKLOG)
-    except (OSError, UnicodeError, OverflowError) as error:
+    except (OSError, UnicodeError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise InputError(
             f"Port {port} on {host} cannot be used: {reason}. Stop the program that has it, or "

@@ -21,13 +21,13 @@ HEARTBEAT_SECONDS = 1.0
 
 
 class EngineWorker:
-    """Owns an engine and the only thread that touches it.
+    """Owns `engine` and the only thread that touches it once started.
 
     `report` is called in that thread, once per step; it must not block and must not raise.
     """
 
     def __init__(self, engine: InferenceEngine, report: Callable[[StepReport], None]) -> None:
-        self._engine = engine
+        self.engine = engine
         self._report = report
         self._orders = Orders()
         self._wake = threading.Condition()
@@ -60,7 +60,7 @@ class EngineWorker:
         return self._thread.is_alive()
 
     def _main(self) -> None:
-        engine = self._engine
+        engine = self.engine
         while not self._stopping:
             orders = self._take(wait=engine.idle)
             deltas = self._turn(orders)
@@ -72,7 +72,7 @@ class EngineWorker:
         engine.close()
 
     def _turn(self, orders: Orders) -> list[Delta]:
-        engine = self._engine
+        engine = self.engine
         try:
             return engine.obey(orders) + engine.step()
         except Exception as error:

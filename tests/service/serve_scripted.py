@@ -1,0 +1,35 @@
+"""A server process for tests of its life; arguments: PORT LOAD_SECONDS GRACE."""
+
+from __future__ import annotations
+
+import sys
+import time
+
+from rebar.errors import InputError
+from rebar.service.model import LoadedModel
+from rebar.service.server import serve
+from tests.service.fakes import ScriptedRunner
+from tests.service.live import scripted_service
+
+
+def main() -> int:
+    port, load_seconds, grace = int(sys.argv[1]), float(sys.argv[2]), float(sys.argv[3])
+
+    def load() -> LoadedModel:
+        print("loading", flush=True)
+        time.sleep(load_seconds)
+        runner = ScriptedRunner(choose=lambda s, p: ord("z"), slow=0.05, max_context=100_000)
+        runner.kv = type(runner.kv)(10_000)
+        service = scripted_service(runner)
+        return LoadedModel(service.model, service.worker.engine)
+
+    try:
+        serve(load, port=port, grace_seconds=grace, on_ready=lambda url: print(url, flush=True))
+    except InputError as error:
+        print(error, file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

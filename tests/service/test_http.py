@@ -1,0 +1,229 @@
+"""The edges of the HTTP side: ids, error objects, models, tokenizing, metrics, OpenAPI."""
+
+from __future__ import annotations
+
+import logging
+import time
+
+import httpx
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from rebar.service.http import routes
+from tests.service.fakes import END, START_TURN, words
+from tests.service.live import NAME, PROBE, Live
+
+
+def test_request_id_comes_back(live: Live, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, logger="rebar.service.request"):
+        answer = live.http.post(
+            "/v1/chat/completions", json=PROBE, headers={"X-Request-Id": "my-1"}
+        )
+    assert answer.headers["x-request-id"] == "my-1"
+    lines = [r.getMessage() for r in caplog.records if "id=my-1" in r.getMessage()]
+    assert len(lines) == 1
+    assert "POST /v1/chat/completions 200" in lines[0]
+    assert "prompt_tokens=" in lines[0]
+
+
+@pytest.mark.parametrize("given", ["", "a b", "x" * 129, 'a"b', "é"])
+def test_request_id_that_is_not_well_formed_is_replaced(live: Live, given: str) -> None:
+    headers = {b"X-Request-Id": given.encode()}
+    first, second = (live.http.get("/health", headers=headers) for _ in range(2))
+    ids = {first.headers["x-request-id"], second.headers["x-request-id"]}
+    assert len(ids) == 2
+    assert all(value.startswith("req-") for value in ids)
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status", "code"),
+    [
+        ("GET", "/nothing", 404, "not_found"),
+        ("GET", "/v1/chat/completions", 405, "method_not_allowed"),
+        ("DELETE", "/v1/models", 405, "method_not_allowed"),
+        ("GET", "/v1/models/none", 404, "model_not_found"),
+        ("POST", "/v1/chat/completions/", 404, "not_found"),
+    ],
+)
+def test_every_error_is_an_openai_error(
+    live: Live, method: str, path: str, status: int, code: str
+) -> None:
+    answer = live.http.request(method, path)
+    assert answer.status_code == status
+    assert answer.json()["error"]["code"] == code
+    assert answer.headers["x-request-id"]
+
+
+def test_a_fault_of_the_server_is_a_500_without_its_details(
+    live: Live, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(service: object) -> object:
+        raise KeyError("secret")
+
+    monkeypatch.setattr(routes, "describe_model", broken)
+    answer = live.http.get("/v1/models")
+    assert answer.status_code == 500
+    assert answer.json()["error"]["code"] == "internal_error"
+    assert "secret" not in answer.text
+    assert answer.headers["x-request-id"] in caplog.text
+
+
+def test_models(live: Live) -> None:
+    listed = live.http.get("/v1/models").json()
+    assert [model["id"] for model in listed["data"]] == [NAME]
+    assert live.http.get(f"/v1/models/{NAME}").json() == listed["data"][0]
+    assert listed["data"][0]["max_model_len"] == 128
+
+
+def test_tokenize_and_back(live: Live) -> None:
+    answer = live.http.post("/tokenize", json={"prompt": "aé", "return_token_strs": True}).json()
+    assert answer == {
+        "count": 3,
+        "max_model_len": 128,
+        "tokens": [97, 0xC3, 0xA9],
+        "token_strs": ["a", "\ufffd", "\ufffd"],
+    }
+    assert live.http.post("/detokenize", json={"tokens": answer["tokens"]}).json() == {
+        "prompt": "aé"
+    }
+    bare = {"messages": PROBE["messages"], "add_generation_prompt": False}
+    assert live.http.post("/tokenize", json=bare).json()["tokens"].count(START_TURN) == 1
+    for path, body in (
+        ("/tokenize", {}),
+        ("/tokenize", {"prompt": "a", "messages": []}),
+        ("/detokenize", {"tokens": [-1]}),
+        ("/detokenize", {"tokens": [True]}),
+        ("/detokenize", {}),
+    ):
+        assert live.http.post(path, json=body).status_code == 400, body
+
+
+def test_chat_logprobs(live: Live) -> None:
+    live.runner.script = [0xE4, 0xB8, 0x96, *words("hello")]
+    body = live.chat(logprobs=True, top_logprobs=2, max_tokens=9).json()
+    content = body["choices"][0]["logprobs"]["content"]
+    assert [token["token"] for token in content] == [
+        "bytes:\\xe4",
+        "bytes:\\xb8",
+        "bytes:\\x96",
+        "hello",
+    ]
+    assert [token["bytes"] for token in content[:3]] == [[0xE4], [0xB8], [0x96]]
+    assert [token["logprob"] for token in content] == [-0.5] * 4
+    assert [len(token["top_logprobs"]) for token in content] == [2] * 4
+    assert live.chat(max_tokens=2).json()["choices"][0]["logprobs"] is None
+    none = live.chat(logprobs=True, max_tokens=2).json()["choices"][0]["logprobs"]["content"]
+    assert none[0]["top_logprobs"] == []
+
+
+def test_completion_logprobs_and_offsets(live: Live) -> None:
+    live.runner.script = [0xC3, 0xA9, *words("hello", " a"), END]
+    for prompt in ("é", ["é"], [0xC3, 0xA9], [[0xC3, 0xA9]]):
+        body = live.complete(prompt=prompt, echo=True, logprobs=1, max_tokens=9).json()
+        choice = body["choices"][0]
+        assert choice["text"] == "ééhello a"
+        assert choice["logprobs"]["text_offset"] == [0, 1, 1, 2, 2, 7]
+        assert choice["logprobs"]["token_logprobs"] == [None, *[-0.5] * 5]
+        assert choice["logprobs"]["top_logprobs"][-1] == {" a": -0.5}
+
+
+def test_several_prompts_and_choices_in_order(live: Live) -> None:
+    live.runner.choose = lambda s, p: int(s.tokens[0]) if p < 3 + s.prompt else END
+    body = live.complete(prompt=["a", "b"], n=2, max_tokens=9).json()
+    assert [(c["index"], c["text"]) for c in body["choices"]] == [
+        (0, "aaaa"), (1, "aaaa"), (2, "bbbb"), (3, "bbbb"),
+    ]  # fmt: skip
+    assert body["usage"] == {"prompt_tokens": 2, "completion_tokens": 20, "total_tokens": 22}
+
+
+def series(live: Live) -> dict[str, float]:
+    """Every sample of /metrics by its whole name."""
+    text = live.http.get("/metrics").text
+    return {
+        f"{sample.name}{sorted(sample.labels.items())}": sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+
+
+def test_no_client_can_make_a_series(live: Live) -> None:
+    """A-k2: 17,700 distinct paths became labels; the scrape then blocked the event loop."""
+    live.http.get("/scan/warm")
+    live.chat(model="warm")
+    before = series(live)
+    for i in range(150):
+        live.http.get(f"/scan/{i}")
+        live.chat(model=f"none-{i}", user=f"user-{i}")
+        live.http.request(f"ODD{i}", f"/v1/models/m{i}", headers={"X-Request-Id": f"id-{i}"})
+    after = series(live)
+    # /v1/models/{model} may be seen for the first time: a counter, 16 buckets, sum and count, and
+    # their times of creation.
+    assert len(after) - len(before) <= 22
+    again = set(after)
+    live.http.get("/scan/again")
+    started = time.monotonic()
+    assert set(series(live)) == again
+    assert time.monotonic() - started < 0.05
+
+
+def test_metrics_count_what_happened(live: Live) -> None:
+    before = series(live)
+    live.runner.script = words("hello")
+    prompt = live.chat(max_tokens=5).json()["usage"]["prompt_tokens"]
+    live.at_rest()
+    after = series(live)
+
+    def grew(name: str, **labels: str) -> float:
+        key = f"{name}{sorted(labels.items())}"
+        return after[key] - before.get(key, 0)
+
+    assert grew("sg_sampled_tokens_total", model=NAME) == 2
+    assert grew("sg_prompt_tokens_total", model=NAME) == prompt
+    assert grew("sg_requests_total", route="/v1/chat/completions", status="200") == 1
+    assert grew("sg_first_token_seconds_count", model=NAME) == 1
+    assert after[f"sg_running[('model', '{NAME}')]"] == 0
+    assert after[f"hal_kv_blocks_free[('model', '{NAME}')]"] == 64
+
+
+def test_openapi_document_is_complete(live: Live) -> None:
+    document = live.http.get("/openapi.json").json()
+    assert set(document["paths"]) == {
+        "/v1/chat/completions",
+        "/v1/completions",
+        "/v1/models",
+        "/v1/models/{model}",
+        "/tokenize",
+        "/detokenize",
+        "/health",
+        "/metrics",
+    }
+    schemas = document["components"]["schemas"]
+
+    def references(node: object) -> set[str]:
+        if isinstance(node, dict):
+            own = {str(node["$ref"]).rsplit("/", 1)[1]} if "$ref" in node else set()
+            return own.union(*(references(value) for value in node.values()))
+        if isinstance(node, list):
+            return set().union(*(references(value) for value in node))
+        return set()
+
+    assert references(document) <= set(schemas)
+    chat = document["paths"]["/v1/chat/completions"]["post"]
+    assert set(chat["responses"]) == {"200", "400", "404", "413", "415", "429", "500", "503"}
+    assert schemas["ChatBody"]["properties"]["messages"]["type"] == "array"
+
+
+def test_transport_without_a_socket(live: Live) -> None:
+    """The app is a plain ASGI application: it answers through httpx's transport too."""
+    import asyncio
+
+    from rebar.service.http.app import create_app
+    from rebar.service.router import ServiceRouter
+
+    async def get() -> int:
+        app = create_app(ServiceRouter([live.service]))
+        transport = httpx.ASGITransport(app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://x") as client:
+            return (await client.get("/v1/models")).status_code
+
+    assert asyncio.run(get()) == 200

@@ -1,0 +1,161 @@
+"""The life of a server process: port, signals, draining (CASES A-d3, A-l1, A-l6)."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from rebar.errors import InputError
+from rebar.service.server import bind
+from tests.service.live import events_of
+
+ROOT = Path(__file__).parents[2]
+STREAM = {"prompt": "go", "stream": True}
+
+
+@contextlib.contextmanager
+def server(
+    port: int = 0, *, load: float = 0.0, grace: float = 5.0
+) -> Iterator[subprocess.Popen[str]]:
+    """A server process; killed at the end if it still lives."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tests.service.serve_scripted", str(port), str(load), str(grace)],
+        cwd=ROOT,
+        env={"PYTHONPATH": f"{ROOT / 'src'}:{ROOT}", "PATH": "/usr/bin:/bin"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def line(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    return process.stdout.readline().strip()
+
+
+def address(process: subprocess.Popen[str]) -> str:
+    assert line(process) == "loading"
+    return line(process)
+
+
+class Stream(threading.Thread):
+    """A client that reads one stream to its end."""
+
+    def __init__(self, url: str, max_tokens: int) -> None:
+        super().__init__()
+        self.url, self.max_tokens, self.text = url, max_tokens, ""
+        self.first = threading.Event()
+        self.start()
+        assert self.first.wait(10)
+
+    def run(self) -> None:
+        body = {**STREAM, "max_tokens": self.max_tokens}
+        with (
+            contextlib.suppress(httpx.RemoteProtocolError, httpx.ReadError),
+            httpx.Client(trust_env=False, timeout=20) as client,
+            client.stream("POST", f"{self.url}/v1/completions", json=body) as answer,
+        ):
+            for chunk in answer.iter_text():
+                self.text += chunk
+                self.first.set()
+
+
+def test_signal_lets_a_short_stream_finish_and_ends_a_long_one() -> None:
+    """A-d3: shutdown waited for endless streams; now they end with an error after the grace."""
+    with server(grace=1.0) as process:
+        url = address(process)
+        short, long = Stream(url, 8), Stream(url, 90_000)
+        started = time.monotonic()
+        process.send_signal(signal.SIGTERM)
+        time.sleep(0.2)
+        with pytest.raises(httpx.ConnectError):
+            httpx.get(f"{url}/health", trust_env=False)
+        assert process.wait(10) == 0
+        assert time.monotonic() - started < 3.0
+        short.join(5)
+        long.join(5)
+        assert events_of(short.text)[-1] == "[DONE]"
+        assert events_of(long.text)[-1]["error"]["code"] == "stopping"
+        assert "Traceback" not in (process.stderr.read() if process.stderr else "")
+
+
+@pytest.mark.parametrize("second", [signal.SIGTERM, signal.SIGINT])
+def test_second_signal_ends_at_once(second: signal.Signals) -> None:
+    """A-d3: a second Ctrl-C hung as well."""
+    with server(grace=60) as process:
+        stream = Stream(address(process), 90_000)
+        process.send_signal(signal.SIGTERM)
+        time.sleep(0.3)
+        started = time.monotonic()
+        process.send_signal(second)
+        assert process.wait(5) == 128 + second
+        assert time.monotonic() - started < 1.0
+        stream.join(5)
+
+
+def test_idle_server_stops_quickly_and_its_port_is_free_again() -> None:
+    """A-l6: TIME_WAIT of the last connection does not keep a restart from binding."""
+    with server() as process:
+        url = address(process)
+        httpx.get(f"{url}/health", trust_env=False).raise_for_status()
+        process.send_signal(signal.SIGINT)
+        assert process.wait(5) == 0
+    port = int(url.rsplit(":", 1)[1])
+    with server(port) as process:
+        assert address(process) == url
+
+
+def test_taken_port_is_told_before_the_model_is_loaded() -> None:
+    """A-l6: it was discovered only after minutes of loading."""
+    with socket.create_server(("127.0.0.1", 0)) as holder:
+        port = holder.getsockname()[1]
+        started = time.monotonic()
+        with server(port, load=60) as process:
+            out, error = process.communicate(timeout=10)
+            assert process.returncode == 2
+            assert "loading" not in out
+            assert str(port) in error
+            assert "--port" in error
+        # Most of it is Python and FastAPI being imported.
+        assert time.monotonic() - started < 4.0
+        with socket.create_connection(("127.0.0.1", port)):
+            pass
+
+
+def test_two_servers_cannot_both_take_a_port() -> None:
+    """Binding without listening succeeded for both."""
+    with bind("127.0.0.1", 0) as first:
+        port = first.getsockname()[1]
+        with pytest.raises(InputError, match=str(port)):
+            bind("127.0.0.1", port)
+
+
+@pytest.mark.parametrize(
+    ("host", "port"), [("127.0.0.1", 70_000), ("no such host", 1), ("192.0.2.1", 80)]
+)
+def test_addresses_that_cannot_be(host: str, port: int) -> None:
+    with pytest.raises(InputError):
+        bind(host, port)
+
+
+def test_signal_while_loading_ends_it() -> None:
+    """A-l1: nothing handled the signal until start-up had ended."""
+    with server(load=60) as process:
+        assert line(process) == "loading"
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(2) == -signal.SIGTERM
