@@ -112,3 +112,10 @@ def test_a_converted_model_is_the_same_model(tmp_path: Path) -> None:
     assert made.config == original.config
     assert made.tensors.keys() == original.tensors.keys()
     assert made.chat_template == original.chat_template
+
+
+def test_a_cache_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    source = tiny_gguf(tmp_path)
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(ModelFileError, match="REBAR_CACHE"):
+        opened(source, tmp_path / "file/cache")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from contextlib import suppress
 from pathlib import Path
 
 from rebar import _native
@@ -47,9 +48,15 @@ def open_source(source: Path, cache: Path, progress: Progress | None = None) -> 
     if _is_rebar(source):
         return open_model(source)
     target = _converted(source, source_digest(source, cache, progress), cache)
-    with locked(target.with_suffix(".lock")):
-        if not _is_sound(target):
-            convert(source, target, progress)
+    try:
+        with locked(target.with_suffix(".lock")):
+            if not _is_sound(target):
+                convert(source, target, progress)
+    except OSError as error:
+        raise ModelFileError(
+            f"{cache} cannot hold the converted model: {error.strerror or error}. "
+            "Make it writable, make room, or choose another folder with REBAR_CACHE."
+        ) from error
     return open_model(target)
 
 
@@ -110,7 +117,10 @@ def source_digest(source: Path, cache: Path, progress: Progress | None = None) -
     if known.get("state") == state and known.get("path") == place:
         return str(known["sha256"])
     digest = source_sha256(source, _titled(f"digest of {source.name}", progress))
-    with write_whole(note) as file:
+    with (
+        suppress(OSError),
+        write_whole(note) as file,
+    ):  # only a saving: without it, the next asks again
         file.write(json.dumps({"path": place, "state": state, "sha256": digest}).encode())
     return digest
 
