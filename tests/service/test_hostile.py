@@ -218,6 +218,7 @@ def test_broken_messages(live: Live, message: dict[str, object], param: str) -> 
         MESSAGES.encode() + b',"model":"%b"',
         MESSAGES.encode() + b',"metadata":{"k":"%b"}',
         b'"messages":[{"role":"user","content":"a","name":"%b"}]',
+        b'"messages":[{"role":"user","content":[{"type":"text","text":"a","else":"%b"}]}]',
     ],
 )
 def test_lone_surrogates_and_broken_utf8(live: Live, field: bytes, text: bytes) -> None:
