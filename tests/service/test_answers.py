@@ -76,7 +76,7 @@ def test_stop_string_never_leaks(
 def test_the_beginning_of_a_stop_string_that_never_came_is_text(
     live: Live, route: str, stream: bool
 ) -> None:
-    """It is held back while it may still become one, and given out at the end, whatever the end is."""
+    """It is held while it may still become one, and given out at the end, whatever the end is."""
     live.runner.script = list(b"abX")
     assert said(ask(live, route, stream, stop="XY")) == ("abX", "stop", 4)
     assert said(ask(live, route, stream, stop="XY", max_tokens=3)) == ("abX", "length", 3)
