@@ -8,17 +8,19 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import httpx
 import uvicorn
 
+from rebar.dataflow.text import ChatTemplate, TextStream, Tokenizer
 from rebar.service.engine import InferenceEngine
 from rebar.service.http.app import create_app
 from rebar.service.messages import EngineLimits
 from rebar.service.model import ServedModel
 from rebar.service.router import ModelService, ServiceRouter
-from tests.service.fakes import ByteTokenizer, FakeTemplate, PlainText, ScriptedRunner
+from tests.service.fakes import TEMPLATE, ScriptedRunner, scripted_tokenizer
 
 CHAT, PLAIN = "/v1/chat/completions", "/v1/completions"
 PROBE = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 4, "temperature": 0}
@@ -28,16 +30,16 @@ NAME = "scripted"
 def scripted_service(
     runner: ScriptedRunner,
     *,
-    tokenizer: ByteTokenizer | None = None,
-    template: FakeTemplate | None = None,
+    tokenizer: Tokenizer | None = None,
+    template: str = TEMPLATE,
     max_running: int = 8,
     max_waiting: int = 256,
 ) -> ModelService:
     """A service of the scripted model."""
-    tokenizer = tokenizer or ByteTokenizer()
+    tokenizer = tokenizer or scripted_tokenizer()
     engine = InferenceEngine(
         runner,
-        lambda stop: PlainText(tokenizer, stop),
+        partial(TextStream, tokenizer),
         vocab_size=tokenizer.vocab_size,
         max_running=max_running,
     )
@@ -47,7 +49,7 @@ def scripted_service(
         vocab_size=tokenizer.vocab_size,
         max_open=max_running + max_waiting,
     )
-    model = ServedModel(NAME, tokenizer, template or FakeTemplate(tokenizer), limits)
+    model = ServedModel(NAME, tokenizer, ChatTemplate(template, tokenizer), limits)
     return ModelService(model, engine)
 
 

@@ -7,29 +7,28 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable
+from functools import partial
 
 import msgspec
 import pytest
 
+from rebar.dataflow.text import TextStream
 from rebar.errors import EngineError, ShapeError
 from rebar.graph.sequence import Row, Sampled, SamplingParams
 from rebar.service.engine import InferenceEngine
 from rebar.service.interfaces import StreamingText
 from rebar.service.messages import Delta, Orders, RequestPacket, StepReport
 from rebar.service.worker import EngineWorker
-from tests.service.fakes import END, ByteTokenizer, PlainText, ScriptedRunner, hashed
+from tests.service.fakes import END, ScriptedRunner, hashed, scripted_tokenizer
 from tests.service.live import wait_for
-
-TOKENIZER = ByteTokenizer()
 
 
 def engine_over(
     runner: ScriptedRunner, open_text: Callable[[tuple[str, ...]], StreamingText] | None = None
 ) -> InferenceEngine:
+    tokenizer = scripted_tokenizer()
     return InferenceEngine(
-        runner,
-        open_text or (lambda stop: PlainText(TOKENIZER, stop)),
-        vocab_size=TOKENIZER.vocab_size,
+        runner, open_text or partial(TextStream, tokenizer), vocab_size=tokenizer.vocab_size
     )
 
 
@@ -146,12 +145,13 @@ def test_an_answer_that_is_none_fails_one_request(answer: Sampled) -> None:
 
 
 def test_a_failure_of_the_text_fails_one_request() -> None:
-    class Broken(PlainText):
-        def push(self, token: int, /) -> str:
+    class Broken(TextStream):
+        def push(self, id: int) -> str:
             raise ValueError("text")
 
     def open_text(stop: tuple[str, ...]) -> StreamingText:
-        return Broken(TOKENIZER, stop) if stop else PlainText(TOKENIZER, stop)
+        tokenizer = scripted_tokenizer()
+        return Broken(tokenizer, stop) if stop else TextStream(tokenizer)
 
     heard = drive(
         engine_over(ScriptedRunner(b"ok"), open_text), [packet(1, stop=("x",)), packet(2)]
