@@ -95,8 +95,8 @@ class StopSearch:
     def feed(self, text: str) -> tuple[int | None, int]:
         """Goes on by `text`.
 
-        (end, n): end in `text` of the first complete match, and its length. (None, n): no match yet,
-        the last n characters are the beginning of one.
+        (end, n): end in `text` of the first complete match, and its length. (None, n): no match
+        yet, the last n characters are the beginning of one.
         """
         if not any(self._matched) and self._firsts.isdisjoint(text):
             return None, 0
