@@ -88,12 +88,12 @@ def test_unknown_value_types(tmp_path: Path, kind: int) -> None:
 
 
 def test_truncated_anywhere(tmp_path: Path) -> None:
-    """Every length below 512, 200 lengths further on and the last byte: never a struct.error
+    """Every length below 512, 20 lengths further on and the last byte: never a struct.error
     or IndexError.
     """
     raw = gguf_bytes(KEYS, TENSORS)
     rng = np.random.default_rng(0)
-    sizes = [*range(1, 512), *rng.integers(512, len(raw), 200).tolist(), len(raw) - 1]
+    sizes = [*range(1, 512), *rng.integers(512, len(raw), 20).tolist(), len(raw) - 1]
     path = tmp_path / "cut.gguf"
     for size in sizes:
         path.write_bytes(raw[:size])
@@ -240,7 +240,7 @@ def test_strings_without_end_take_little_time(tmp_path: Path) -> None:
 
 
 @settings(
-    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(at=st.integers(0, 3000), value=st.integers(0, 255), more=st.binary(max_size=9))
 def test_changed_bytes_give_a_model_or_a_typed_error(

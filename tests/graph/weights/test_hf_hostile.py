@@ -1,4 +1,6 @@
-"""Broken and hostile Hugging Face folders: nothing outside the folder is opened, nothing pickled is read."""
+"""Broken and hostile Hugging Face folders: nothing outside the folder is opened, nothing
+pickled is read.
+"""
 
 from __future__ import annotations
 
@@ -52,6 +54,7 @@ BROKEN: dict[str, tuple[bytes, str]] = {
     "past the end": (tensor(shape=[4], data_offsets=[0, 16]), "the file has 8"),
     "shape too large": (tensor(shape=[1000, 1000], data_offsets=[0, 4]), "needs 4000000"),
     "shape wraps": (tensor(shape=[1 << 62, 4], data_offsets=[0, 0]), "needs"),
+    "many dimensions": (tensor(shape=[1 << 60] * 1000), "1000 dimensions"),
     "negative shape": (tensor(shape=[-2, -1]), "negative"),
     "a number": (tensor(shape=[], data_offsets=[0, 4]), "the file has|single number"),
     "empty": (tensor(shape=[0, 4], data_offsets=[0, 0]), "the file has|empty"),
@@ -89,16 +92,20 @@ def test_empty_file(tmp_path: Path) -> None:
 def test_truncated_anywhere(tmp_path: Path) -> None:
     raw = safetensors_bytes(hf_values(tiny_model("llama", layers=1, width=8, heads=2, kv_heads=1)))
     path = tmp_path / "x.safetensors"
-    for size in [*range(1, 300), *range(300, len(raw), len(raw) // 100)]:
+    for size in [*range(1, 300, 3), *range(300, len(raw), len(raw) // 50)]:
         path.write_bytes(raw[:size])
         with pytest.raises(ModelFileError):
             read_safetensors(path)
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(at=st.integers(0, 900), more=st.binary(min_size=1, max_size=9))
 def test_changed_bytes_give_tensors_or_a_typed_error(tmp_path: Path, at: int, more: bytes) -> None:
-    raw = bytearray(safetensors_bytes(hf_values(tiny_model("llama", layers=1, width=8, heads=2, kv_heads=1))))
+    raw = bytearray(
+        safetensors_bytes(hf_values(tiny_model("llama", layers=1, width=8, heads=2, kv_heads=1)))
+    )
     raw[at : at + len(more)] = more
     path = tmp_path / "x.safetensors"
     path.write_bytes(raw)
@@ -109,10 +116,6 @@ def test_changed_bytes_give_tensors_or_a_typed_error(tmp_path: Path, at: int, mo
     assert sum(t.data.nbytes for t in found.values()) < len(raw)
 
 
-# ---------------------------------------------------------------------------------------------------
-# Shard indexes
-
-
 def sharded(tmp_path: Path) -> tuple[Path, dict[str, Any]]:
     folder = tiny_hf(tmp_path, shards=2)
     return folder, json.loads((folder / INDEX).read_text("utf-8"))
@@ -121,8 +124,9 @@ def sharded(tmp_path: Path) -> tuple[Path, dict[str, Any]]:
 @pytest.mark.parametrize(
     "target",
     [
-        "../other/model.safetensors", "sub/../../x.safetensors", "sub/x.safetensors", "a\0b.safetensors",
-        "..", "", ".safetensors/..", "model.bin", "a\\b.safetensors", "/ABSOLUTE",
+        "../other/model.safetensors", "sub/../../x.safetensors", "sub/x.safetensors",
+        "a\0b.safetensors", "..", "", ".safetensors/..", "model.bin", "a\\b.safetensors",
+        "/ABSOLUTE",
     ],
 )  # fmt: skip
 def test_an_index_cannot_leave_its_folder(tmp_path: Path, target: str) -> None:
@@ -186,10 +190,6 @@ def test_one_name_in_two_shards(tmp_path: Path) -> None:
         open_model(folder)
 
 
-# ---------------------------------------------------------------------------------------------------
-# Pickles
-
-
 class Marker:
     """Unpickling it makes a file."""
 
@@ -221,10 +221,6 @@ def test_pickles_are_refused_and_never_run(tmp_path: Path) -> None:
     assert not marker.exists()
 
 
-# ---------------------------------------------------------------------------------------------------
-# config.json and tokenizer.json
-
-
 def test_an_empty_folder(tmp_path: Path) -> None:
     with refused(r"config\.json cannot be read", MissingFileError):
         open_model(tmp_path)
@@ -237,13 +233,13 @@ CONFIGS: dict[str, tuple[dict[str, object], str]] = {
     "true layers": ({"num_hidden_layers": True}, "not as it must be"),
     "no width": ({"hidden_size": None}, "hidden_size is missing"),
     "million layers": ({"num_hidden_layers": 10**6}, "layers is 1000000"),
-    "other layers": ({"num_hidden_layers": 3}, r"model\.layers\.2\.input_layernorm\.weight' is missing"),
+    "other layers": ({"num_hidden_layers": 3}, r"layers\.2\.input_layernorm\.weight' is missing"),
     "fewer layers": ({"num_hidden_layers": 1}, "does not have"),
     "zero heads": ({"num_attention_heads": 0}, "heads is 0"),
     "negative heads": ({"num_attention_heads": -4}, "heads is -4"),
     "odd head": ({"head_dim": 15}, "rotated dimensions"),
     "huge": ({"intermediate_size": 1 << 62}, "mlp_width is"),
-    "beyond 64 bits": ({"intermediate_size": 1 << 70}, "not as it must be"),
+    "beyond 64 bits": ({"intermediate_size": 1 << 70}, "mlp_width is"),
     "vocabulary": ({"vocab_size": 500}, "shape"),
     "epsilon": ({"rms_norm_eps": 0}, "epsilon"),
     "yarn": ({"rope_scaling": {"rope_type": "yarn"}}, "yarn"),
@@ -279,7 +275,8 @@ TOKENIZERS: dict[str, tuple[dict[str, object], str]] = {
     "no tokens": ({"model": {"type": "BPE", "vocab": {}}, "added_tokens": []}, "reach -1"),
     "text ids": ({"model": {"type": "BPE", "vocab": {"a": "0"}}}, "unreadable"),
     "no type": ({"model": {}}, "not supported"),
-    "merges of three": ({"model": {"type": "BPE", "vocab": {"a": 0}, "merges": [["a", "b", "c"]]}}, "unreadable"),
+    "merges of three": (
+        {"model": {"type": "BPE", "vocab": {"a": 0}, "merges": [["a", "b", "c"]]}}, "unreadable"),
 }  # fmt: skip
 
 
