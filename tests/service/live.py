@@ -12,12 +12,13 @@ from functools import partial
 from typing import Any
 
 import httpx
+import msgspec
 import uvicorn
 
 from rebar.dataflow.text import ChatTemplate, TextStream, Tokenizer
 from rebar.service.engine import InferenceEngine
 from rebar.service.http.app import create_app
-from rebar.service.messages import EngineLimits
+from rebar.service.messages import Delta, EngineLimits, Orders, RequestPacket, StepReport
 from rebar.service.model import ServedModel
 from rebar.service.router import ModelService, ServiceRouter
 from tests.service.fakes import TEMPLATE, ScriptedRunner, scripted_tokenizer
@@ -98,26 +99,33 @@ class Live:
 
 
 @contextlib.contextmanager
-def serving(runner: ScriptedRunner, service: ModelService | None = None) -> Iterator[Live]:
-    """Runs a server for the scripted model in a thread."""
-    service = service or scripted_service(runner)
+def running(service: ModelService) -> Iterator[int]:
+    """Runs a server for `service` in a thread; gives its port."""
     app = create_app(ServiceRouter([service]))
     sock = socket.create_server(("127.0.0.1", 0))
     config = uvicorn.Config(app, log_config=None, access_log=False, timeout_graceful_shutdown=2)
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [sock]}, daemon=True)
     thread.start()
-    while not server.started:
-        time.sleep(0.005)
-    live = Live(service, runner, sock.getsockname()[1])
+    wait_for(lambda: server.started)
     try:
-        yield live
+        yield sock.getsockname()[1]
     finally:
-        live.http.close()
         server.should_exit = True
         thread.join(10)
         assert not thread.is_alive()
-        assert runner.closed
+        assert not service.worker.alive
+
+
+@contextlib.contextmanager
+def serving(runner: ScriptedRunner, service: ModelService | None = None) -> Iterator[Live]:
+    """Runs a server for the scripted model."""
+    service = service or scripted_service(runner)
+    with running(service) as port:
+        live = Live(service, runner, port)
+        yield live
+        live.http.close()
+    assert runner.closed
 
 
 def events_of(body: str) -> list[Any]:
@@ -172,3 +180,21 @@ def wait_for(true: Callable[[], bool], within: float = 5.0) -> None:
     while not true():
         assert time.monotonic() < deadline, "too late"
         time.sleep(0.005)
+
+
+def drive(engine: InferenceEngine, packets: list[RequestPacket]) -> dict[int, list[Delta]]:
+    """Runs until nothing is open; every message goes through MessagePack, as between processes."""
+    wire = msgspec.msgpack.encode(Orders(submit=packets))
+    heard: dict[int, list[Delta]] = {p.ticket: [] for p in packets}
+    deltas = engine.obey(msgspec.msgpack.decode(wire, type=Orders))
+    for _ in range(1000):
+        wire = msgspec.msgpack.encode(StepReport(engine.stats(), deltas))
+        for delta in msgspec.msgpack.decode(wire, type=StepReport).deltas:
+            heard[delta.ticket].append(delta)
+        engine.scheduler.check_integrity()
+        if engine.idle:
+            break
+        deltas = engine.step()
+    assert engine.idle
+    assert engine.stats().free_blocks == engine.stats().total_blocks
+    return heard

@@ -20,7 +20,7 @@ from rebar.service.interfaces import StreamingText
 from rebar.service.messages import Delta, Orders, RequestPacket, StepReport
 from rebar.service.worker import EngineWorker
 from tests.service.fakes import END, ScriptedRunner, hashed, scripted_tokenizer
-from tests.service.live import wait_for
+from tests.service.live import drive, wait_for
 
 
 def engine_over(
@@ -38,24 +38,6 @@ def packet(ticket: int, prompt: str = "hi", **fields: object) -> RequestPacket:
         ticket, f"r{ticket}", "t", list(prompt.encode()), sampling, 8, 0, (), (END,)
     )
     return msgspec.structs.replace(base, **fields)
-
-
-def drive(engine: InferenceEngine, packets: list[RequestPacket]) -> dict[int, list[Delta]]:
-    """Runs until nothing is open; every message goes through MessagePack, as between processes."""
-    wire = msgspec.msgpack.encode(Orders(submit=packets))
-    heard: dict[int, list[Delta]] = {p.ticket: [] for p in packets}
-    deltas = engine.obey(msgspec.msgpack.decode(wire, type=Orders))
-    for _ in range(1000):
-        wire = msgspec.msgpack.encode(StepReport(engine.stats(), deltas))
-        for delta in msgspec.msgpack.decode(wire, type=StepReport).deltas:
-            heard[delta.ticket].append(delta)
-        engine.scheduler.check_integrity()
-        if engine.idle:
-            break
-        deltas = engine.step()
-    assert engine.idle
-    assert engine.stats().free_blocks == engine.stats().total_blocks
-    return heard
 
 
 def text(deltas: list[Delta]) -> str:
