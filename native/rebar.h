@@ -58,10 +58,18 @@ uint64_t rb_packed_bytes(int32_t type, int64_t n, int64_t k);
 // Bytes of the same matrix as it stands in a GGUF/safetensors file (row-major blocks); 0 when impossible.
 uint64_t rb_stored_bytes(int32_t type, int64_t n, int64_t k);
 // Packs stored rows [n][row bytes] into tiles. Output row i comes from stored row `rows[i]` when rows != NULL.
-// Tiles [tile_begin, tile_end) only, so that callers may split the work between threads. 0 on success.
+// Tiles [tile_begin, tile_end) only, so that callers may split the work between threads.
+typedef enum {
+  RB_PACK_OK = 0,
+  RB_PACK_SHAPE = 1,   // type, n or k is impossible
+  RB_PACK_STORED = 2,  // fewer stored bytes than the matrix has
+  RB_PACK_PACKED = 3,  // fewer packed bytes than the matrix needs
+  RB_PACK_TILES = 4,   // a tile range outside the matrix
+  RB_PACK_ROWS = 5     // an entry of rows outside 0..n-1
+} rb_pack_error;
 int rb_pack(int32_t type, const void* stored, uint64_t stored_bytes, int64_t n, int64_t k, const int32_t* rows, void* packed,
             uint64_t packed_bytes, int64_t tile_begin, int64_t tile_end);
-// The specification backwards: packed -> f32 row-major [n][k].
+// The specification backwards: packed -> f32 row-major [n][k]. Returns RB_PACK_OK or RB_PACK_SHAPE.
 int rb_unpack(const rb_matrix* w, float* out);
 
 // ---------------------------------------------------------------------------------------------------

@@ -1,6 +1,32 @@
-#include "rebar.h"
+#include "cpu/layout.h"
 
 extern "C" size_t rb_quantized_stride(int32_t k) {
   const size_t bytes = static_cast<size_t>(k) + static_cast<size_t>(k / 32) * 4 + static_cast<size_t>(k / 16) * 4;
   return (bytes + 63) / 64 * 64;
+}
+
+namespace {
+
+bool possible(int32_t type, int64_t n, int64_t k) {
+  if (type < 0 || type >= RB_WEIGHT_TYPES || n < 1 || k < 1 || n > INT32_MAX || k > INT32_MAX) return false;
+  return k % rb::kFormats[type].block == 0;
+}
+
+// rows <= 2^31, blocks < 2^31, bytes < 2^12: the product of all three may pass 2^64.
+uint64_t checked(int64_t rows, int64_t blocks, int64_t bytes) {
+  uint64_t row_bytes = static_cast<uint64_t>(blocks) * static_cast<uint64_t>(bytes), all;
+  if (__builtin_mul_overflow(static_cast<uint64_t>(rows), row_bytes, &all) || all > INT64_MAX) return 0;
+  return all;
+}
+
+}  // namespace
+
+extern "C" uint64_t rb_packed_bytes(int32_t type, int64_t n, int64_t k) {
+  if (!possible(type, n, k)) return 0;
+  return checked(rb::tile_count(n), k / rb::kFormats[type].block, rb::kFormats[type].packed_bytes);
+}
+
+extern "C" uint64_t rb_stored_bytes(int32_t type, int64_t n, int64_t k) {
+  if (!possible(type, n, k)) return 0;
+  return checked(n, k / rb::kFormats[type].block, rb::kFormats[type].stored_bytes);
 }

@@ -101,6 +101,22 @@ class BoundTokenizer {
     return nb::bytes(bytes.data(), bytes.size());
   }
 
+  // What one id adds to a stream of text; nothing for a special one that is skipped.
+  nb::bytes stream_bytes(nb::object object, bool skip_special) const {
+    const uint32_t id = checked(object);
+    const TokenType type = vocabulary().type(id);
+    if (skip_special && (type == TokenType::kControl || type == TokenType::kUnknown)) return nb::bytes("", 0);
+    const std::string_view text = vocabulary().text(id);
+    return nb::bytes(text.data(), text.size());
+  }
+
+  nb::list control_ids() const {
+    nb::list ids;
+    for (uint32_t id = 0; id < vocabulary().size(); ++id)
+      if (vocabulary().type(id) == TokenType::kControl) ids.append(id);
+    return ids;
+  }
+
   nb::bytes token_bytes(nb::object id) const {
     const std::string_view text = vocabulary().text(checked(id));
     return nb::bytes(text.data(), text.size());
@@ -132,7 +148,7 @@ class BoundTokenizer {
 
 nb::bytes build_bytes(bool spm, const std::string& pre, std::vector<std::string> tokens, nb::bytes types,
                       nb::bytes scores, std::vector<std::string> merges, std::optional<uint32_t> bos,
-                      std::optional<uint32_t> unknown, std::optional<uint32_t> pad, std::vector<uint32_t> ends,
+                      std::optional<uint32_t> eos, std::optional<uint32_t> unknown, std::optional<uint32_t> pad, std::vector<uint32_t> ends,
                       bool add_bos, bool add_space_prefix) {
   VocabularySource source;
   source.spm = spm, source.pre = pre;
@@ -141,7 +157,8 @@ nb::bytes build_bytes(bool spm, const std::string& pre, std::vector<std::string>
   source.types.assign(first, first + types.size());
   source.scores.resize(scores.size() / sizeof(float));
   if (!source.scores.empty()) std::memcpy(source.scores.data(), scores.data(), source.scores.size() * sizeof(float));
-  source.bos = bos.value_or(kNone), source.unknown = unknown.value_or(kNone), source.pad = pad.value_or(kNone);
+  source.bos = bos.value_or(kNone), source.eos = eos.value_or(kNone);
+  source.unknown = unknown.value_or(kNone), source.pad = pad.value_or(kNone);
   source.ends = std::move(ends);
   source.add_bos = add_bos, source.add_space_prefix = add_space_prefix;
   std::vector<uint8_t> blob;
@@ -159,7 +176,7 @@ void bind_text(nb::module_& m) {
   nb::exception<UnknownSplitError>(m, "UnknownSplitError", damaged);
   using namespace nb::literals;
   m.def("build_vocabulary", &build_bytes, "spm"_a, "pre"_a, "tokens"_a, "types"_a, "scores"_a, "merges"_a,
-        "bos"_a.none(), "unknown"_a.none(), "pad"_a.none(), "ends"_a, "add_bos"_a, "add_space_prefix"_a);
+        "bos"_a.none(), "eos"_a.none(), "unknown"_a.none(), "pad"_a.none(), "ends"_a, "add_bos"_a, "add_space_prefix"_a);
   using B = BoundTokenizer;
   nb::class_<B>(m, "TextTokenizer")
       .def(nb::init<nb::object>(), "vocabulary"_a)
@@ -170,6 +187,8 @@ void bind_text(nb::module_& m) {
            nb::sig("def split(self, text: str, special: bool) -> list[str | int]"))
       .def("decode", &B::decode, "ids"_a, "skip_special"_a,
            nb::sig("def decode(self, ids: list[int], skip_special: bool) -> bytes"))
+      .def("stream_bytes", &B::stream_bytes, "id"_a, "skip_special"_a)
+      .def("control_ids", &B::control_ids, nb::sig("def control_ids(self) -> list[int]"))
       .def("token_bytes", &B::token_bytes, "id"_a)
       .def("token_type", &B::token_type, "id"_a)
       .def("missing_bytes", &B::missing_bytes, nb::sig("def missing_bytes(self) -> list[int]"))
@@ -180,6 +199,8 @@ void bind_text(nb::module_& m) {
       .def_prop_ro("add_bos", [](const B& b) { return b.vocabulary().flag(kAddBos); })
       .def_prop_ro("add_space_prefix", [](const B& b) { return b.vocabulary().flag(kAddSpacePrefix); })
       .def_prop_ro("bos_id", [](const B& b) { return present(b.vocabulary().header().bos); })
+      .def_prop_ro("eos_id", [](const B& b) { return present(b.vocabulary().header().eos); })
+      .def_prop_ro("pad_id", [](const B& b) { return present(b.vocabulary().header().pad); })
       .def_prop_ro("unknown_id", [](const B& b) { return present(b.vocabulary().header().unknown); })
       .def_prop_ro("end_ids", [](const B& b) {
         const auto ends = b.vocabulary().ends();

@@ -91,7 +91,7 @@ class Builder {
     for (uint32_t i = 0; i < n_; ++i)
       if (s_.types[i] < 1 || s_.types[i] > 6) fail("gives token " + std::to_string(i) + " an unknown type");
     std::vector<uint32_t> special = s_.ends;
-    special.insert(special.end(), {s_.bos, s_.unknown, s_.pad});
+    special.insert(special.end(), {s_.bos, s_.eos, s_.unknown, s_.pad});
     for (const uint32_t id : special)
       if (id != kNone && id >= n_) fail("names id " + std::to_string(id) + " of " + std::to_string(n_));
   }
@@ -363,7 +363,7 @@ class Builder {
     std::memcpy(h.magic, kMagic, sizeof kMagic);
     h.version = kVersion, h.header_bytes = sizeof(Header);
     h.vocab = n_, h.split = static_cast<uint32_t>(split_), h.flags = flags_;
-    h.bos = s_.bos, h.unknown = s_.unknown, h.pad = s_.pad, h.longest_word = longest_word_;
+    h.bos = s_.bos, h.eos = s_.eos, h.unknown = s_.unknown, h.pad = s_.pad, h.longest_word = longest_word_;
     h.text = append(blob, text), h.offsets = append(blob, offsets), h.types = append(blob, s_.types);
     h.scores = append(blob, s_.scores), h.merges = append(blob, merge_table_), h.initial = append(blob, initial_);
     h.chars = append(blob, char_table_), h.pairs = append(blob, pairs_), h.nodes = append(blob, nodes_);

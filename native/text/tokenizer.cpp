@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "text/normalize.h"
 #include "text/unicode.h"
 
 namespace rebar::text {
@@ -91,7 +92,8 @@ void Tokenizer::encode(std::string_view text, bool special, std::vector<uint32_t
 
 void Tokenizer::encode_ordinary(std::string_view text, bool first, Scratch& scratch, std::vector<uint32_t>& out) const {
   const bool spm = v_.split() == Split::kSpm;
-  if (spm) text = spaced(text, first && !text.empty() && v_.flag(kAddSpacePrefix), scratch.spaced);
+  if (spm) text = spaced(text, first && !text.empty() && v_.flag(kAddSpacePrefix), scratch.text);
+  if (v_.flag(kNfc)) text = nfc(text, classes_, scratch.text);
   const uint8_t* end = bytes_of(text) + text.size();
   for (const uint8_t* p = bytes_of(text); p < end;) {
     const uint8_t* stop = spm ? joined_end(p, end) : piece_end(v_.split(), p, end, classes_);

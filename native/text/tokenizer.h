@@ -23,7 +23,7 @@ struct Scratch {
   std::vector<uint32_t> ids;
   std::vector<Symbol> symbols;
   std::vector<Candidate> heap;
-  std::string spaced;
+  std::string text;  // the stretch as the tables spell it
 };
 
 // Byte-pair merging of one word: the lowest rank first, among equals the leftmost (Sennrich et al., arXiv:1508.07909).

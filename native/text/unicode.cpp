@@ -2,6 +2,8 @@
 
 #include <vector>
 
+#include "text/normalize.h"
+
 namespace rebar::text {
 namespace {
 
@@ -18,6 +20,7 @@ std::vector<uint8_t> fill() {
   std::vector<uint8_t> table(kBadPoint + 1, 0);
   for (const Range& r : kRanges)
     for (uint32_t c = r.first; c <= r.last; ++c) table[c] = r.bits;
+  mark_unsettled(table.data());
   return table;
 }
 

@@ -92,7 +92,7 @@ void Vocabulary::check_tokens() const {
     need(types_[i] >= 1 && types_[i] <= 6, "token types");
   }
   need(offsets_[h.vocab] <= h.text.count, "token text");
-  for (const uint32_t id : {h.bos, h.unknown, h.pad}) need(id == kNone || id < h.vocab, "special ids");
+  for (const uint32_t id : {h.bos, h.eos, h.unknown, h.pad}) need(id == kNone || id < h.vocab, "special ids");
   for (const uint32_t id : ends()) need(id < h.vocab, "end ids");
 }
 

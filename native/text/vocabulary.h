@@ -61,7 +61,7 @@ struct Header {
   uint32_t version, header_bytes;
   uint64_t total_bytes;
   uint64_t checksum;  // of every byte behind this field
-  uint32_t vocab, split, flags, bos, unknown, pad, longest_word, reserved;
+  uint32_t vocab, split, flags, bos, eos, unknown, pad, longest_word;
   Section text, offsets, types, scores, merges, initial, chars, pairs, nodes, edges, words, ends, pre;
 };
 constexpr char kMagic[8] = {'R', 'B', 'V', 'O', 'C', 'A', 'B', 0};
@@ -151,7 +151,7 @@ struct VocabularySource {
   std::vector<uint8_t> types;
   std::vector<float> scores;
   std::vector<std::string> merges;
-  uint32_t bos = kNone, unknown = kNone, pad = kNone;
+  uint32_t bos = kNone, eos = kNone, unknown = kNone, pad = kNone;
   std::vector<uint32_t> ends;
   bool add_bos = false, add_space_prefix = false;
 };

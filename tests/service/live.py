@@ -7,7 +7,7 @@ import json
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import httpx
@@ -162,3 +162,11 @@ def refused(live: Live, path: str, raw: str | bytes, param: str | None = None) -
     if param:
         assert error["param"] == param, error
     return error
+
+
+def wait_for(true: Callable[[], bool], within: float = 5.0) -> None:
+    """Waits until `true()`; fails when it takes too long."""
+    deadline = time.monotonic() + within
+    while not true():
+        assert time.monotonic() < deadline, "too late"
+        time.sleep(0.005)

@@ -18,6 +18,7 @@ from rebar.service.interfaces import StreamingText
 from rebar.service.messages import Delta, Orders, RequestPacket, StepReport
 from rebar.service.worker import EngineWorker
 from tests.service.fakes import END, ByteTokenizer, PlainText, ScriptedRunner, hashed
+from tests.service.live import wait_for
 
 TOKENIZER = ByteTokenizer()
 
@@ -220,12 +221,3 @@ def test_worker_survives_what_the_engine_did_not_expect(caplog: pytest.LogCaptur
     wait_for(lambda: any(d.finish for r in reports for d in r.deltas))
     assert worker.stop()
     assert "could not be planned" in caplog.text
-
-
-def wait_for(true: Callable[[], bool], within: float = 5.0) -> None:
-    import time
-
-    deadline = time.monotonic() + within
-    while not true():
-        assert time.monotonic() < deadline, "too late"
-        time.sleep(0.005)

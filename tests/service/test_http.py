@@ -11,7 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from rebar.service.http import routes
 from tests.service.fakes import END, START_TURN, words
-from tests.service.live import NAME, PROBE, Live
+from tests.service.live import NAME, PROBE, Live, wait_for
 
 
 def test_request_id_comes_back(live: Live, caplog: pytest.LogCaptureFixture) -> None:
@@ -19,6 +19,7 @@ def test_request_id_comes_back(live: Live, caplog: pytest.LogCaptureFixture) -> 
         answer = live.http.post(
             "/v1/chat/completions", json=PROBE, headers={"X-Request-Id": "my-1"}
         )
+        wait_for(lambda: "id=my-1" in caplog.text)
     assert answer.headers["x-request-id"] == "my-1"
     lines = [r.getMessage() for r in caplog.records if "id=my-1" in r.getMessage()]
     assert len(lines) == 1

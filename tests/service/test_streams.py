@@ -16,7 +16,7 @@ import pytest
 from rebar.errors import EngineError
 from rebar.graph.sequence import Row
 from tests.service.fakes import ScriptedRunner, words
-from tests.service.live import Live, events_of, scripted_service, serving
+from tests.service.live import Live, events_of, scripted_service, serving, wait_for
 
 
 def fail_at(position: int, marker: int) -> Callable[[list[Row]], None]:
@@ -76,6 +76,15 @@ def test_failure_in_a_stream_is_told_and_ends_it(live: Live) -> None:
             )
             == "abcdefgh"
         )
+
+
+def test_failed_streams_are_in_the_log(live: Live, caplog: pytest.LogCaptureFixture) -> None:
+    live.runner.script = list(b"abcdefgh")
+    live.runner.slow = 0.01
+    live.runner.before = fail_at(3, ord("!"))
+    with caplog.at_level("INFO", logger="rebar.service.request"):
+        live.complete(prompt="go!", stream=True)
+        wait_for(lambda: "failed=EngineError" in caplog.text)
 
 
 def test_failure_of_a_whole_answer_has_a_status(live: Live) -> None:

@@ -45,7 +45,7 @@ def load_model(
         max_context=runner.max_context,
         kv_tokens=runner.kv.total_blocks * runner.kv.block_size,
         vocab_size=tokenizer.vocab_size,
-        max_open=max_running + max_waiting,
+        max_open=engine.scheduler.max_running + max_waiting,
     )
     served = ServedModel(name, tokenizer, template, limits, int(time.time()), aliases)
     return LoadedModel(served, engine)

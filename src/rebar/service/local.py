@@ -11,7 +11,6 @@ from __future__ import annotations
 import itertools
 import queue
 import secrets
-import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -73,7 +72,6 @@ class Model:
         self._validator = Validator(served)
         self._waiting: dict[int, queue.SimpleQueue[Delta]] = {}
         self._tickets = itertools.count(1)
-        self._closed = threading.Event()
         self._worker = EngineWorker(engine, self._deliver)
         self._worker.start()
 
@@ -128,7 +126,6 @@ class Model:
 
     def close(self) -> None:
         """Frees the model. Requests in progress fail with EngineError."""
-        self._closed.set()
         self._worker.stop()
 
     def __enter__(self) -> Self:
@@ -162,11 +159,11 @@ class Model:
         ticket = next(self._tickets)
         arrived: queue.SimpleQueue[Delta] = queue.SimpleQueue()
         self._waiting[ticket] = arrived
-        if self._closed.is_set():
-            raise EngineError("This model is closed. Load it again.")
-        self._worker.give(Orders(submit=[msgspec.structs.replace(packet, ticket=ticket)]))
         done = False
         try:
+            orders = Orders(submit=[msgspec.structs.replace(packet, ticket=ticket)])
+            if not self._worker.give(orders):
+                raise EngineError("This model is closed. Load it again.")
             while not done:
                 delta = arrived.get()
                 done = delta.last

@@ -115,13 +115,12 @@ class ModelService:
 
     def submit(self, packets: list[RequestPacket]) -> RequestStream:
         """Sends a request's choices, all or none, to the engine. OverloadedError when full."""
-        if not self.worker.alive:
-            raise EngineError("The engine is not running. Try again when /health says ok.")
         self._refuse_overload(len(packets))
         packets = [msgspec.structs.replace(p, ticket=next(self._tickets)) for p in packets]
         stream = RequestStream(self._cancel, packets, self._clock())
+        if not self.worker.give(Orders(submit=packets)):
+            raise EngineError("The engine is not running. Try again when /health says ok.")
         self._streams.update((packet.ticket, stream) for packet in packets)
-        self.worker.give(Orders(submit=packets))
         return stream
 
     def _refuse_overload(self, more: int) -> None:

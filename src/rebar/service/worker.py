@@ -31,19 +31,25 @@ class EngineWorker:
         self._report = report
         self._orders = Orders()
         self._wake = threading.Condition()
-        self._stopping = False
+        self._stopping = self._ended = False
         self._thread = threading.Thread(target=self._main, name="rebar-engine", daemon=True)
 
     def start(self) -> None:
         """Starts the thread."""
         self._thread.start()
 
-    def give(self, orders: Orders) -> None:
-        """Adds to what the engine takes in before its next step. Safe from any thread."""
+    def give(self, orders: Orders) -> bool:
+        """Adds to what the engine takes in before its next step. Safe from any thread.
+
+        False when the engine has ended: nobody would ever answer.
+        """
         with self._wake:
+            if self._ended:
+                return False
             self._orders.submit.extend(orders.submit)
             self._orders.cancel.extend(orders.cancel)
             self._wake.notify()
+            return True
 
     def stop(self, timeout: float = 10.0) -> bool:
         """Ends after the step in progress; open choices fail. Says whether the thread has ended."""
@@ -65,7 +71,9 @@ class EngineWorker:
             orders = self._take(wait=engine.idle)
             deltas = self._turn(orders)
             self._report(StepReport(stats=engine.stats(), deltas=deltas))
-        deltas = engine.fail_all(
+        with self._wake:
+            self._ended = True
+        deltas = engine.obey(self._orders) + engine.fail_all(
             EngineError("The server is stopping. Send the request again later.")
         )
         self._report(StepReport(stats=engine.stats(), deltas=deltas))

@@ -7,35 +7,20 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from gguf import GGMLQuantizationType, GGUFReader
-from gguf.quants import dequantize
-from numpy.typing import NDArray
+from gguf import GGUFReader
 
 from rebar.graph.models.config import RopeConfig
 from rebar.graph.weights import open_model
 from rebar.graph.weights.gguf_config import llama3_divisors
 from rebar.graph.weights.gguf_model import rope_rows
-from rebar.graph.weights.model_file import StoredTensor, WeightType
+from rebar.graph.weights.model_file import WeightType
 from rebar.graph.weights.types import FORMATS, stored_nbytes
+from tests.graph.weights.reference import values_of
 from tests.tiny import tiny_gguf, tiny_model
 from tests.tiny.gguf_bytes import Tensor, gguf_bytes
 from tests.tiny.model import gguf_keys, gguf_tensors
 
 FAMILIES = ("llama", "qwen2", "gemma3")
-
-
-def values_of(tensor: StoredTensor) -> NDArray[np.float32]:
-    """The values of a stored tensor by the reference library, rows in output order."""
-    kind = GGMLQuantizationType(FORMATS[tensor.type].ggml)
-    data = np.array(tensor.data)
-    if tensor.type == "F32":
-        found = data.view("<f4").reshape(tensor.shape)
-    elif tensor.type == "F16":
-        found = data.view("<f2").astype(np.float32).reshape(tensor.shape)
-    else:
-        rows = data.reshape(*tensor.shape[:-1], -1)
-        found = dequantize(rows, kind).reshape(tensor.shape)
-    return found if tensor.rows is None else found[tensor.rows]
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -13,7 +13,6 @@ becomes one U+FFFD (Unicode 16, 3.9, "substitution of maximal subparts"; what WH
 
 from __future__ import annotations
 
-import unicodedata
 from collections.abc import Iterable
 
 import numpy as np
@@ -45,13 +44,15 @@ class Tokenizer:
             raise CorruptFileError(f"{error}. Convert the model again from its source.") from error
         self.vocab_size: int = self._native.size
         self.bos_id: int | None = self._native.bos_id
+        self.eos_id: int | None = self._native.eos_id
+        self.unknown_id: int | None = self._native.unknown_id
+        self.pad_id: int | None = self._native.pad_id
         self.end_ids: frozenset[int] = frozenset(self._native.end_ids)
         self.add_bos: bool = self._native.add_bos
         self.pre: str = self._native.pre
         self.missing_bytes: frozenset[int] = frozenset(self._native.missing_bytes())
         self.fingerprint: str = f"{self._native.checksum:016x}"
-        self._nfc: bool = self._native.nfc
-        self._strip: bool = self._native.add_space_prefix
+        self.add_space_prefix: bool = self._native.add_space_prefix
 
     @classmethod
     def of(cls, model: ModelFile) -> Tokenizer:
@@ -91,7 +92,7 @@ class Tokenizer:
         except ValueError as error:
             raise InputError(f"{error}. Send ids of this model's vocabulary.") from error
         text = data.decode("utf-8", "replace")
-        return text[1:] if self._strip and text.startswith(" ") else text
+        return text[1:] if self.add_space_prefix and text.startswith(" ") else text
 
     def token_bytes(self, id: int) -> bytes:
         """The bytes that one id adds to the text."""
@@ -99,6 +100,18 @@ class Tokenizer:
             return self._native.token_bytes(id)
         except ValueError as error:
             raise InputError(f"{error}. Send ids of this model's vocabulary.") from error
+
+    def stream_bytes(self, id: int, skip_special: bool) -> bytes:
+        """What `id` adds to a stream: token_bytes, or nothing for a skipped special token."""
+        try:
+            return self._native.stream_bytes(id, skip_special)
+        except ValueError as error:
+            raise InputError(f"{error}. Send ids of this model's vocabulary.") from error
+
+    def control_texts(self) -> list[str]:
+        """The spellings of all control tokens."""
+        texts = (self.token_bytes(id) for id in self._native.control_ids())
+        return [text.decode("utf-8", "replace") for text in texts if text]
 
     def is_control(self, id: int) -> bool:
         """Whether `id` is a control token, never part of what a user wrote."""
@@ -116,21 +129,9 @@ class Tokenizer:
 
     def _encode(self, text: str, special: bool) -> list[int]:
         try:
-            if self._nfc and not text.isascii() and not unicodedata.is_normalized("NFC", text):
-                return self._encode_normalized(text, special)
             return self._native.encode(text, special)
         except UnicodeEncodeError as error:
             raise _lone_surrogate(error) from error
-
-    def _encode_normalized(self, text: str, special: bool) -> list[int]:
-        """As the reference: whole tokens are found in the text as written, the rest is NFC."""
-        ids: list[int] = []
-        for part in self._native.split(text, special):
-            if isinstance(part, int):
-                ids.append(part)
-            else:
-                ids += self._native.encode_ordinary(unicodedata.normalize("NFC", part), not ids)
-        return ids
 
 
 def _lone_surrogate(error: UnicodeEncodeError) -> InputError:

@@ -33,6 +33,7 @@ def build_vocabulary(data: TokenizerData) -> bytes:
             scores=scores.tobytes(),
             merges=list(data.merges or []) if data.kind == "bpe" else [],
             bos=data.bos_id,
+            eos=data.eos_id,
             unknown=data.unknown_id,
             pad=None if data.pad_id is None or data.pad_id >= count else data.pad_id,
             ends=list(data.end_ids),
@@ -52,7 +53,7 @@ def _check(data: TokenizerData) -> None:
             f"the tokenizer has {len(data.tokens)} tokens and {len(data.types)} token types. "
             "Convert the model again from its source."
         )
-    ids = (data.bos_id, data.unknown_id, data.pad_id, *data.end_ids)
+    ids = (data.bos_id, data.eos_id, data.unknown_id, data.pad_id, *data.end_ids)
     if any(i is not None and not 0 <= i < len(data.tokens) for i in ids) or not all(
         0 <= kind < 256 for kind in data.types
     ):

@@ -49,6 +49,7 @@ def read_tokenizer(keys: Keys, vocab_size: int) -> TokenizerData:
         scores=scores,
         merges=merges,
         bos_id=bos,
+        eos_id=_token_id(keys, "eos", count),
         end_ids=end_ids(_named_ends(keys, count), tokens, types),
         unknown_id=_token_id(keys, "unknown", count),
         pad_id=_token_id(keys, "padding", count),

@@ -49,8 +49,8 @@ class TokenizerData:
 
     kind "bpe": GPT-2 byte-level BPE, tokens in the printable-byte alphabet, `pre` names the
     pre-tokenizer. kind "spm": SentencePiece-style BPE with scores and byte fallback. types: GGUF's
-    numbers (1 normal, 2 unknown, 3 control, 4 user-defined, 5 unused, 6 byte). end_ids: every id
-    that ends generation.
+    numbers (1 normal, 2 unknown, 3 control, 4 user-defined, 5 unused, 6 byte). eos_id: what
+    templates call eos_token. end_ids: every id that ends generation.
     """
 
     kind: Literal["bpe", "spm"]
@@ -60,6 +60,7 @@ class TokenizerData:
     scores: list[float] | None = None
     merges: list[str] | None = None
     bos_id: int | None = None
+    eos_id: int | None = None
     end_ids: tuple[int, ...] = ()
     unknown_id: int | None = None
     pad_id: int | None = None

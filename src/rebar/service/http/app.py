@@ -37,15 +37,17 @@ class RebarApp(FastAPI):
 def create_app(router: ServiceRouter) -> FastAPI:
     """The application over `router`, whose workers it starts and stops with its own life."""
     metrics = ServiceMetrics(router)
+    routes = Routes(router, metrics)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         router.start()
         yield
         await router.stop()
+        routes.close()
 
     app = RebarApp(title="Rebar", version=VERSION, lifespan=lifespan, redirect_slashes=False)
-    app.include_router(api_router(Routes(router, metrics)))
+    app.include_router(api_router(routes))
     app.add_exception_handler(RebarError, _answer_error)
     app.add_exception_handler(HTTPException, _answer_http_exception)
     app.add_middleware(RequestMiddleware, metrics=metrics)

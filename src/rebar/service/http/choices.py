@@ -42,6 +42,7 @@ class Choices:
     def __init__(self, job: Job) -> None:
         self.job = job
         self.completion_tokens = 0
+        self.failure: str | None = None
         self._begun = [False] * len(job.packets)
         self._prompt_scores: list[list[TokenScore]] = [[] for _ in job.packets]
 

@@ -4,17 +4,21 @@ per token.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
 import msgspec
 
+from rebar.errors import RebarError
 from rebar.service.http.answers import Heading, usage_of
 from rebar.service.http.choices import Choices, Piece
 from rebar.service.http.errors import ErrorBody, describe
 from rebar.service.http.scores import CompletionScores, chat_logprobs
 from rebar.service.interfaces import TextTokenizer
 from rebar.service.router import RequestStream
+
+log = logging.getLogger("rebar.service.request")
 
 DONE = b"data: [DONE]\n\n"
 _json = msgspec.json.encode
@@ -133,4 +137,7 @@ async def events(
                 yield chunk
         yield writer.closing()
     except Exception as error:
+        if not isinstance(error, RebarError):
+            log.exception("a stream failed")
+        choices.failure = type(error).__name__
         yield error_event(error)

@@ -1,0 +1,25 @@
+// kernels.h: all kernel stems and their table; included once by each isa_*.cpp.
+#pragma once
+#include "cpu/attention.h"
+#include "cpu/embed.h"
+#include "cpu/matmul.h"
+#include "cpu/rms_norm.h"
+#include "cpu/rope.h"
+
+namespace rb::RB_NS {
+
+constexpr rb_kernel kTable[RB_OPS] = {
+    {"embed", embed_tasks, embed_run, no_scratch},
+    {"rms_norm", rms_norm_tasks, rms_norm_run, no_scratch},
+    {"quantize", quantize_tasks, quantize_run, no_scratch},
+    {"matmul", matmul_tasks, matmul_run, matmul_scratch},
+    {"rope", rope_tasks, rope_run, no_scratch},
+    {"append", append_tasks, append_run, no_scratch},
+    {"attention", attention_tasks, attention_run, attention_scratch},
+    {"gated", gated_tasks, gated_run, no_scratch},
+    {"add", add_tasks, add_run, no_scratch},
+    {"select", select_tasks, select_run, no_scratch},
+    {"softcap", softcap_tasks, softcap_run, no_scratch},
+};
+
+}  // namespace rb::RB_NS

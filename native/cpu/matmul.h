@@ -1,0 +1,258 @@
+// matmul.h: y = x wT (+ bias) (+ residual), one inner kernel for every weight format and 1..kPanelRows rows.
+//
+// Each y is one chain over ascending k (rebar.h), so rows and threads cannot change it. A task is (tiles x rows). Its rows are first laid
+// out as panels: what the inner loop reads of kPanelRows rows, group by group, behind one pointer, with the integer offset or the minimum's
+// factor worked out. A weight group is unpacked once per panel; a tile (5-15 KB) stays in L1 while the panels stream from L2.
+#pragma once
+#include "cpu/rows.h"
+#include "cpu/tiles.h"
+
+namespace rb::RB_NS {
+
+// A group of 16 outputs x 32 inputs, ready for the dot product: w[s] holds inputs 4s..4s+3 of every output.
+struct Group {
+  B w[8];
+  F d[2];  // scale of inputs 0..15 and 16..31; only Q6_K tells them apart
+  F m;
+};
+
+template <int Type> struct Traits {
+  static constexpr TileShape shape = kTiles[Type];
+  static constexpr bool minimum = shape.m >= 0;
+  static constexpr bool halves = Type == RB_Q6_K;
+  static constexpr int max_q = shape.wide ? 255 : shape.upper >= 0 ? 63 : shape.fifth >= 0 ? 31 : 15;
+  static constexpr int offset = Type == RB_Q8_0 ? kByteOffset : Type == RB_Q4_0 ? 8 : Type == RB_Q5_0 ? 16 : Type == RB_Q6_K ? 32 : 0;
+  // Panel bytes of a row's group: 32 quants, scale, one or two words of offset or minimum.
+  static constexpr int panel_bytes = 32 + 4 + (halves ? 8 : 4);
+};
+
+template <int Type> RB_INLINE void load_quants(const uint8_t* group, B* w) {
+  constexpr TileShape t = kTiles[Type];
+  if constexpr (t.wide) {
+    RB_UNROLL for (int s = 0; s < 8; ++s) w[s] = wide_bytes(load_bytes(group + 64 * s));
+    return;
+  }
+  const B low = set1_bytes(15);
+  RB_UNROLL for (int s = 0; s < 4; ++s) {
+    const B both = load_bytes(group + 64 * s);
+    w[s] = bit_and(both, low);
+    w[s + 4] = bit_and(shr<4>(both), low);
+  }
+  if constexpr (t.fifth >= 0) {
+    RB_UNROLL for (int s = 0; s < 8; ++s) w[s] = bit_or(w[s], fifth_bits(group + t.fifth + 8 * s));
+  }
+  if constexpr (t.upper >= 0) {
+    const B two = set1_bytes(0x30);
+    RB_UNROLL for (int h = 0; h < 2; ++h) {
+      const B upper = load_bytes(group + t.upper + 64 * h);
+      w[h] = bit_or(w[h], bit_and(shl<4>(upper), two));
+      w[h + 2] = bit_or(w[h + 2], bit_and(shl<2>(upper), two));
+      w[h + 4] = bit_or(w[h + 4], bit_and(upper, two));
+      w[h + 6] = bit_or(w[h + 6], bit_and(shr<2>(upper), two));
+    }
+  }
+}
+
+template <int Type> RB_INLINE void load_scales(const uint8_t* block, const uint8_t* group, Group& out) {
+  constexpr TileShape t = kTiles[Type];
+  const F d = load_half(reinterpret_cast<const uint16_t*>(block + t.d));
+  out.d[0] = d;
+  if constexpr (t.upper >= 0) {
+    out.d[0] = mul(d, load_s8(reinterpret_cast<const int8_t*>(group + t.sc)));
+    out.d[1] = mul(d, load_s8(reinterpret_cast<const int8_t*>(group + t.sc + 16)));
+  } else if constexpr (t.sc >= 0) {
+    out.d[0] = mul(d, load_u8(group + t.sc));
+  }
+  if constexpr (t.m >= 0) {
+    out.m = load_half(reinterpret_cast<const uint16_t*>(block + t.m));
+    if constexpr (t.mn >= 0) out.m = sub(set1(0.0f), mul(out.m, load_u8(group + t.mn)));
+  }
+}
+
+// One row's part of a group: acc + float(dot - offset sum) (dw dx), then + m (dx sum).
+template <int Type> RB_INLINE F add_group(F acc, const Group& w, const int8_t* q, float dx, const int32_t* extra) {
+  using T = Traits<Type>;
+  if constexpr (T::halves) {
+    const I low = dot<4, T::max_q>(set1(extra[0]), w.w, q), high = dot<4, T::max_q>(set1(extra[1]), w.w + 4, q + 16);
+    acc = fma(to_float(low), mul(w.d[0], set1(dx)), acc);
+    return fma(to_float(high), mul(w.d[1], set1(dx)), acc);
+  }
+  const I sum = dot<8, T::max_q>(set1(T::offset != 0 ? extra[0] : int32_t{0}), w.w, q);
+  acc = fma(to_float(sum), mul(w.d[0], set1(dx)), acc);
+  if constexpr (T::minimum) {
+    float factor;
+    memcpy(&factor, extra, 4);
+    acc = fma(w.m, set1(factor), acc);
+  }
+  return acc;
+}
+
+template <int Type, int R> RB_INLINE void block_products(const uint8_t* tile, const uint8_t* panel, int k, F* acc) {
+  using T = Traits<Type>;
+  constexpr int per_block = kFormats[Type].block / 32, extras = T::halves ? 2 : 1;
+  for (int in_block = 0, left = k / 32; left > 0; --left) {
+    Group w;
+    const uint8_t* group = tile + T::shape.first_group + in_block * T::shape.group_bytes;
+    load_quants<Type>(group, w.w);
+    load_scales<Type>(tile, group, w);
+    const int8_t* q = reinterpret_cast<const int8_t*>(panel);
+    const float* dx = reinterpret_cast<const float*>(panel + 32 * R);
+    const int32_t* extra = reinterpret_cast<const int32_t*>(panel + 36 * R);
+    RB_UNROLL for (int r = 0; r < R; ++r) acc[r] = add_group<Type>(acc[r], w, q + 32 * r, dx[r], extra + extras * r);
+    panel += T::panel_bytes * R;
+    if (++in_block == per_block) {
+      in_block = 0;
+      tile += kFormats[Type].packed_bytes;
+    }
+  }
+}
+
+template <int Type> RB_INLINE F load_weights(const uint8_t* w) {
+  if constexpr (Type == RB_F32) return load(reinterpret_cast<const float*>(w));
+  else if constexpr (Type == RB_F16) return load_half(reinterpret_cast<const uint16_t*>(w));
+  else return load_bf16(reinterpret_cast<const uint16_t*>(w));
+}
+
+template <int Type, int R> RB_INLINE void float_products(const uint8_t* tile, const float* panel, int k, F* acc) {
+  for (int i = 0; i < k; ++i, tile += kFormats[Type].packed_bytes, panel += R) {
+    const F w = load_weights<Type>(tile);
+    RB_UNROLL for (int r = 0; r < R; ++r) acc[r] = fma(set1(panel[r]), w, acc[r]);
+  }
+}
+
+using TileRows = void (*)(const rb_matmul&, int64_t tile, int64_t row, const uint8_t* panel);
+
+// One tile for the R rows of a panel.
+template <int Type, int R> static void tile_rows(const rb_matmul& a, int64_t tile, int64_t row, const uint8_t* panel) {
+  F acc[R];
+  RB_UNROLL for (int r = 0; r < R; ++r) acc[r] = set1(0.0f);
+  const uint8_t* data = static_cast<const uint8_t*>(a.w.data) + tile * tile_bytes(Type, a.w.k);
+  if constexpr (is_float(Type)) float_products<Type, R>(data, reinterpret_cast<const float*>(panel), a.w.k, acc);
+  else block_products<Type, R>(data, panel, a.w.k, acc);
+  const int64_t first = tile * 16;
+  const int lanes = a.w.n - first < 16 ? static_cast<int>(a.w.n - first) : 16;
+  RB_UNROLL for (int r = 0; r < R; ++r) {
+    F y = acc[r];
+    if (a.bias != nullptr) y = add(y, load(a.bias + first, lanes));
+    if (a.residual != nullptr) y = add(y, load(a.residual + (row + r) * a.residual_stride + first, lanes));
+    store(a.y + (row + r) * a.y_stride + first, y, lanes);
+  }
+}
+
+template <int Type> struct Panels {  // tile_rows for 1..kPanelRows rows
+  TileRows run[kPanelRows + 1];
+  constexpr Panels() : run{} { set<kPanelRows>(); }
+  template <int R> constexpr void set() {
+    run[R] = tile_rows<Type, R>;
+    if constexpr (R > 1) set<R - 1>();
+  }
+};
+
+// Panels of rows row..row+count-1; block formats [group]{[count][32] q, [count] d, [count] extra}, float formats [k][count] x.
+template <int Type> static void fill_panel(const rb_matmul& a, int64_t row, int count, uint8_t* panel) {
+  using T = Traits<Type>;
+  const int k = a.w.k;
+  for (int r = 0; r < count; ++r) {
+    if constexpr (is_float(Type)) {
+      float* out = reinterpret_cast<float*>(panel) + r;
+      for (int64_t i = 0; i < k; ++i) out[i * count] = a.x[(row + r) * a.x_stride + i];
+      continue;
+    }
+    const uint8_t* q = a.xq + static_cast<size_t>(row + r) * rb_quantized_stride(k);
+    const float* d = reinterpret_cast<const float*>(q + k);
+    const int32_t* sum = reinterpret_cast<const int32_t*>(q + k + k / 32 * 4);
+    uint8_t* out = panel;
+    for (int g = 0; g < k / 32; ++g, out += T::panel_bytes * count) {
+      memcpy(out + 32 * r, q + 32 * g, 32);
+      memcpy(out + 32 * count + 4 * r, d + g, 4);
+      int32_t extra[2] = {-T::offset * sum[2 * g], -T::offset * sum[2 * g + 1]};
+      const int32_t whole = sum[2 * g] + sum[2 * g + 1];
+      const float factor = d[g] * static_cast<float>(whole);
+      if constexpr (!T::halves) extra[0] = -T::offset * whole;
+      if constexpr (T::minimum) memcpy(extra, &factor, 4);
+      memcpy(out + 36 * count + (T::halves ? 8 : 4) * r, extra, T::halves ? 8 : 4);
+    }
+  }
+}
+
+struct MatmulPlan { int64_t rows, row_step, row_ranges, tiles, tile_step, tile_ranges; };
+
+static int64_t panel_row_bytes(const rb_matrix& w) {
+  return is_float(w.type) ? int64_t{4} * w.k : w.k / 32 * (w.type == RB_Q6_K ? int64_t{44} : int64_t{40});
+}
+
+// Panels of a task fill at most a quarter of a 1 MB L2, 8 to 128 rows.
+static int64_t most_rows(const rb_matrix& w) {
+  const int64_t rows = (int64_t{256} << 10) / panel_row_bytes(w) / 8 * 8;
+  return rows < 8 ? 8 : rows > 128 ? 128 : rows;
+}
+
+// Up to eight rows are bound by reading weights: tasks of 16 KB (0.7 us at 23 GB/s) or more, 128 at most. With more rows a task has twelve
+// tiles, so that filling the panels costs 3 % of using them, and rows are cut until there are about 32 tasks.
+static MatmulPlan plan_of(const rb_matrix& w, int64_t rows) {
+  MatmulPlan p{rows, 8, 1, tile_count(w.n), 1, 1};
+  if (rows <= 8) {
+    const int64_t bytes = tile_bytes(w.type, w.k), by_count = (p.tiles + 127) / 128;
+    p.tile_step = bytes >= 16384 ? 1 : 16384 / bytes;
+    if (p.tile_step < by_count) p.tile_step = by_count;
+  } else {
+    const int64_t wide = (p.tiles + 11) / 12, ranges = (31 + wide) / wide;
+    p.tile_step = (p.tiles + wide - 1) / wide;
+    p.row_step = (rows + ranges * 8 - 1) / (ranges * 8) * 8;
+    if (p.row_step > most_rows(w)) p.row_step = most_rows(w);
+  }
+  p.row_ranges = (rows + p.row_step - 1) / p.row_step;
+  p.tile_ranges = (p.tiles + p.tile_step - 1) / p.tile_step;
+  return p;
+}
+
+template <int Type> static void run_tasks(const rb_matmul& a, const MatmulPlan& p, int64_t begin, int64_t end, uint8_t* scratch) {
+  static constexpr Panels<Type> by_rows{};
+  const int64_t panel_bytes = panel_row_bytes(a.w) * kPanelRows;
+  int64_t filled = -1;
+  for (int64_t task = begin; task < end; ++task) {
+    const int64_t row = task % p.row_ranges * p.row_step, tile = task / p.row_ranges * p.tile_step;
+    const int64_t row_end = row + p.row_step < p.rows ? row + p.row_step : p.rows;
+    const int64_t tile_end = tile + p.tile_step < p.tiles ? tile + p.tile_step : p.tiles;
+    const auto count = [&](int64_t r) { return static_cast<int>(row_end - r < kPanelRows ? row_end - r : kPanelRows); };
+    const auto panel = [&](int64_t r) { return scratch + (r - row) / kPanelRows * panel_bytes; };
+    if (row != filled) {
+      for (int64_t r = row; r < row_end; r += kPanelRows) fill_panel<Type>(a, r, count(r), panel(r));
+    }
+    filled = row;
+    for (int64_t t = tile; t < tile_end; ++t) {
+      for (int64_t r = row; r < row_end; r += kPanelRows) by_rows.run[count(r)](a, t, r, panel(r));
+    }
+  }
+}
+
+static int64_t matmul_tasks(const rb_args* a, const rb_step* step) {
+  const MatmulPlan p = plan_of(a->matmul.w, domain_rows(step, a->matmul.domain));
+  return p.rows > 0 ? p.row_ranges * p.tile_ranges : 0;
+}
+
+static size_t matmul_scratch(const rb_args* a, int32_t max_rows) {
+  const int64_t most = most_rows(a->matmul.w), wanted = (max_rows + int64_t{7}) / 8 * 8;
+  return static_cast<size_t>((wanted < most ? wanted : most) * panel_row_bytes(a->matmul.w));
+}
+
+static void matmul_run(const rb_args* args, const rb_step* step, int64_t begin, int64_t end, void* scratch) {
+  const rb_matmul& a = args->matmul;
+  const MatmulPlan p = plan_of(a.w, domain_rows(step, a.domain));
+  uint8_t* s = static_cast<uint8_t*>(scratch);
+  switch (a.w.type) {
+    case RB_F32: return run_tasks<RB_F32>(a, p, begin, end, s);
+    case RB_F16: return run_tasks<RB_F16>(a, p, begin, end, s);
+    case RB_BF16: return run_tasks<RB_BF16>(a, p, begin, end, s);
+    case RB_Q8_0: return run_tasks<RB_Q8_0>(a, p, begin, end, s);
+    case RB_Q4_0: return run_tasks<RB_Q4_0>(a, p, begin, end, s);
+    case RB_Q4_1: return run_tasks<RB_Q4_1>(a, p, begin, end, s);
+    case RB_Q5_0: return run_tasks<RB_Q5_0>(a, p, begin, end, s);
+    case RB_Q5_1: return run_tasks<RB_Q5_1>(a, p, begin, end, s);
+    case RB_Q4_K: return run_tasks<RB_Q4_K>(a, p, begin, end, s);
+    case RB_Q5_K: return run_tasks<RB_Q5_K>(a, p, begin, end, s);
+    default: return run_tasks<RB_Q6_K>(a, p, begin, end, s);
+  }
+}
+
+}  // namespace rb::RB_NS

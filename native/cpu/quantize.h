@@ -1,0 +1,55 @@
+// quantize.h: f32 -> int8 per 32 inputs with a scale and two sums. The order of nothing matters: maxima and integer sums are exact.
+//
+// A group with a NaN or an infinity gets d = NaN and q = 0: every product of it is NaN, and nothing is converted out of range.
+// A group so small that 1/d overflows (max|x| below 2^-121) counts as zero.
+#pragma once
+#include "cpu/rows.h"
+
+namespace rb::RB_NS {
+
+struct QuantizedRow {  // one row of k inputs in the layout of rebar.h
+  int8_t* q;
+  float* d;
+  int32_t* sum;
+
+  RB_INLINE QuantizedRow at(uint8_t* row, int k) {
+    return {reinterpret_cast<int8_t*>(row), reinterpret_cast<float*>(row + k), reinterpret_cast<int32_t*>(row + k + k / 32 * 4)};
+  }
+  // Group g from inputs 32g..32g+15 (a) and 32g+16..32g+31 (b).
+  inline __attribute__((always_inline)) void put(int g, F a, F b) const {
+    const I magnitude = set1(INT32_MAX);
+    const int32_t top = reduce_max(max(bit_and(bits(a), magnitude), bit_and(bits(b), magnitude)));
+    float scale, largest, inverse;
+    memcpy(&largest, &top, 4);
+    scale = largest / 127.0f;
+    inverse = 1.0f / scale;
+    if (!(inverse < __builtin_inff())) scale = inverse = 0.0f;
+    I qa = to_int(mul(a, set1(inverse))), qb = to_int(mul(b, set1(inverse)));
+    if (top >= 0x7f800000) {
+      scale = __builtin_nanf("");
+      qa = qb = set1(int32_t{0});
+    }
+    store_s8(q + 32 * g, qa);
+    store_s8(q + 32 * g + 16, qb);
+    d[g] = scale;
+    sum[2 * g] = reduce_add(qa);
+    sum[2 * g + 1] = reduce_add(qb);
+  }
+};
+
+static int64_t quantize_tasks(const rb_args* a, const rb_step* step) {
+  return row_tasks(domain_rows(step, a->quantize.domain), a->quantize.k);
+}
+
+static void quantize_run(const rb_args* args, const rb_step* step, int64_t begin, int64_t end, void*) {
+  const rb_quantize& a = args->quantize;
+  const size_t stride = rb_quantized_stride(a.k);
+  const RowRange rows = rows_of(domain_rows(step, a.domain), a.k, begin, end);
+  for (int64_t r = rows.begin; r < rows.end; ++r) {
+    const float* x = a.x + r * a.x_stride;
+    const QuantizedRow out = QuantizedRow::at(a.xq + static_cast<size_t>(r) * stride, a.k);
+    for (int g = 0; g < a.k / 32; ++g) out.put(g, load(x + 32 * g), load(x + 32 * g + 16));
+  }
+}
+
+}  // namespace rb::RB_NS

@@ -1,0 +1,57 @@
+// rms_norm.h: y = x / sqrt(mean(x^2) + eps) * weight (Zhang and Sennrich, arXiv:1910.07467), per slice of n values.
+//
+// Sum of squares: lane i % 16, ascending i, one fma each; lanes as a binary tree. y = (x * (1 / sqrt(sum / n + eps))) * weight.
+// y or yq may be NULL.
+#pragma once
+#include "cpu/quantize.h"
+
+namespace rb::RB_NS {
+
+RB_INLINE float inverse_rms(const float* x, int n, float eps) {
+  F sum = set1(0.0f);
+  int i = 0;
+  for (; i + 16 <= n; i += 16) sum = fma(load(x + i), load(x + i), sum);
+  if (i < n) {
+    const F tail = load(x + i, n - i);
+    sum = fma(tail, tail, sum);
+  }
+  return 1.0f / __builtin_sqrtf(sum_lanes(sum) / static_cast<float>(n) + eps);
+}
+
+RB_INLINE void norm_slice(const float* x, const float* weight, float* y, int n, float eps) {
+  const F scale = set1(inverse_rms(x, n, eps));
+  for (int i = 0; i < n; i += 16) store(y + i, mul(mul(load(x + i, n - i), scale), load(weight + i, n - i)), n - i);
+}
+
+RB_INLINE void norm_quantized(const float* x, const float* weight, float* y, uint8_t* yq, int n, float eps) {
+  const F scale = set1(inverse_rms(x, n, eps));
+  const QuantizedRow out = QuantizedRow::at(yq, n);
+  for (int g = 0; g < n / 32; ++g, x += 32, weight += 32) {
+    const F a = mul(mul(load(x), scale), load(weight)), b = mul(mul(load(x + 16), scale), load(weight + 16));
+    if (y != nullptr) {
+      store(y + 32 * g, a);
+      store(y + 32 * g + 16, b);
+    }
+    out.put(g, a, b);
+  }
+}
+
+static int64_t rms_norm_tasks(const rb_args* a, const rb_step* step) {
+  return row_tasks(domain_rows(step, a->rms_norm.domain), static_cast<int64_t>(a->rms_norm.n) * a->rms_norm.groups);
+}
+
+static void rms_norm_run(const rb_args* args, const rb_step* step, int64_t begin, int64_t end, void*) {
+  const rb_rms_norm& a = args->rms_norm;
+  const RowRange rows = rows_of(domain_rows(step, a.domain), static_cast<int64_t>(a.n) * a.groups, begin, end);
+  for (int64_t r = rows.begin; r < rows.end; ++r) {
+    const float* x = a.x + r * a.x_stride;
+    float* y = a.y == nullptr ? nullptr : a.y + r * a.y_stride;
+    if (a.yq != nullptr) {
+      norm_quantized(x, a.weight, y, a.yq + static_cast<size_t>(r) * rb_quantized_stride(a.n), a.n, a.eps);
+      continue;
+    }
+    for (int64_t g = 0; g < a.groups; ++g) norm_slice(x + g * a.n, a.weight, y + g * a.n, a.n, a.eps);
+  }
+}
+
+}  // namespace rb::RB_NS

@@ -1,0 +1,137 @@
+// vec.h: sixteen lanes of f32, i32 or four bytes, the same arithmetic on every instruction set.
+//
+// A vector is an array of native registers; RB_VEC names the header of the native operations (prefix p_, pi_, pb_), RB_NS
+// the namespace. Every translation unit isa_*.cpp includes this once. Rules that keep the bits equal: fma has one rounding,
+// min/max return the second operand when either is NaN, nothing is approximated by a hardware table.
+// No standard library here: an inline function of it, compiled for AVX-512 and kept by the linker for all, would not run elsewhere.
+#pragma once
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#define RB_INLINE static inline __attribute__((always_inline))
+#include RB_VEC
+
+// Loops over steps and rows are unrolled where the lanes are few instructions; sixteen single lanes stay a loop, or the code explodes.
+#ifdef RB_ONE_LANE
+#define RB_UNROLL _Pragma("GCC unroll 1")
+#else
+#define RB_UNROLL _Pragma("GCC unroll 16")
+#endif
+
+namespace rb::RB_NS {
+
+constexpr int kParts = 16 / kLanes;
+struct F { PF p[kParts]; };  // 16 x f32
+struct I { PI p[kParts]; };  // 16 x i32
+struct B { PB p[kParts]; };  // 16 x 4 bytes
+struct M { PM p[kParts]; };  // 16 truths
+
+#define RB_PARTS RB_UNROLL for (int i = 0; i < kParts; ++i)
+#define RB_LIFT1(Out, name, native, A) \
+  RB_INLINE Out name(A a) { Out o; RB_PARTS o.p[i] = native(a.p[i]); return o; }
+#define RB_LIFT2(Out, name, native, A) \
+  RB_INLINE Out name(A a, A b) { Out o; RB_PARTS o.p[i] = native(a.p[i], b.p[i]); return o; }
+RB_LIFT2(F, add, p_add, F)
+RB_LIFT2(F, sub, p_sub, F)
+RB_LIFT2(F, mul, p_mul, F)
+RB_LIFT2(F, div, p_div, F)
+RB_LIFT2(F, min, p_min, F)
+RB_LIFT2(F, max, p_max, F)
+RB_LIFT2(M, lt, p_lt, F)
+RB_LIFT2(I, add, pi_add, I)
+RB_LIFT2(I, sub, pi_sub, I)
+RB_LIFT2(I, bit_and, pi_and, I)
+RB_LIFT2(I, max, pi_max, I)
+RB_LIFT2(B, bit_and, pb_and, B)
+RB_LIFT2(B, bit_or, pb_or, B)
+RB_LIFT1(I, bits, p_bits, F)
+RB_LIFT1(F, float_bits, p_float_of, I)
+RB_LIFT1(F, to_float, pi_to_float, I)
+RB_LIFT1(I, to_int, p_to_int, F)  // round to nearest even, |x| < 2^22
+RB_LIFT1(B, wide_bytes, pb_wide, B)
+#undef RB_LIFT1
+#undef RB_LIFT2
+
+RB_INLINE F fma(F a, F b, F c) { F o; RB_PARTS o.p[i] = p_fma(a.p[i], b.p[i], c.p[i]); return o; }
+RB_INLINE F select(M m, F a, F b) { F o; RB_PARTS o.p[i] = p_select(m.p[i], a.p[i], b.p[i]); return o; }
+RB_INLINE F set1(float x) { F o; RB_PARTS o.p[i] = p_set1(x); return o; }
+RB_INLINE I set1(int32_t x) { I o; RB_PARTS o.p[i] = pi_set1(x); return o; }
+RB_INLINE F load(const float* x) { F o; RB_PARTS o.p[i] = p_load(x + i * kLanes); return o; }
+RB_INLINE void store(float* x, F v) { RB_PARTS p_store(x + i * kLanes, v.p[i]); }
+RB_INLINE F load_half(const uint16_t* x) { F o; RB_PARTS o.p[i] = p_load_half(x + i * kLanes); return o; }
+RB_INLINE void store_half(uint16_t* x, F v) { RB_PARTS p_store_half(x + i * kLanes, v.p[i]); }
+RB_INLINE F load_bf16(const uint16_t* x) { F o; RB_PARTS o.p[i] = p_load_bf16(x + i * kLanes); return o; }
+RB_INLINE I load(const int32_t* x) { I o; RB_PARTS o.p[i] = pi_load(x + i * kLanes); return o; }
+RB_INLINE F load_u8(const uint8_t* x) { F o; RB_PARTS o.p[i] = pi_to_float(pi_load_u8(x + i * kLanes)); return o; }
+RB_INLINE F load_s8(const int8_t* x) { F o; RB_PARTS o.p[i] = pi_to_float(pi_load_s8(x + i * kLanes)); return o; }
+RB_INLINE void store_s8(int8_t* x, I v) { RB_PARTS pi_store_s8(x + i * kLanes, v.p[i]); }
+template <int N> RB_INLINE I shl(I a) { I o; RB_PARTS o.p[i] = pi_shl<N>(a.p[i]); return o; }
+template <int N> RB_INLINE I sar(I a) { I o; RB_PARTS o.p[i] = pi_sar<N>(a.p[i]); return o; }
+
+// Bytes. Shifts may carry bits across bytes: mask afterwards.
+RB_INLINE B load_bytes(const uint8_t* x) { B o; RB_PARTS o.p[i] = pb_load(x + i * 4 * kLanes); return o; }
+RB_INLINE B set1_bytes(uint8_t x) { B o; RB_PARTS o.p[i] = pb_set1(x); return o; }
+template <int N> RB_INLINE B shr(B a) { B o; RB_PARTS o.p[i] = pb_shr<N>(a.p[i]); return o; }
+template <int N> RB_INLINE B shl(B a) { B o; RB_PARTS o.p[i] = pb_shl<N>(a.p[i]); return o; }
+// Byte j is 16 where bit j of `x` is set.
+RB_INLINE B fifth_bits(const uint8_t* x) {
+  uint64_t v;
+  memcpy(&v, x, 8);
+  B o;
+  RB_PARTS o.p[i] = pb_fifth(v, i);
+  return o;
+}
+
+// init + the dot products of Steps x 4 weights a lane with Steps x 4 activations; exact. Weights are at most MaxQ.
+template <int Steps, int MaxQ> RB_INLINE I dot(I init, const B* w, const int8_t* a) {
+  RB_UNROLL for (int s = 0; s < Steps; ++s) {
+    const PB four = pb_set4(a + 4 * s);
+    RB_PARTS init.p[i] = pb_dot<MaxQ>(init.p[i], w[s].p[i], four);
+  }
+  return init;
+}
+
+// The first n of 16; the other lanes read as zero and are not written.
+RB_INLINE F load(const float* x, int n) {
+  if (n >= 16) return load(x);
+  float t[16] = {};
+  memcpy(t, x, static_cast<size_t>(n) * 4);
+  return load(t);
+}
+RB_INLINE void store(float* x, F v, int n) {
+  if (n >= 16) return store(x, v);
+  float t[16];
+  store(t, v);
+  memcpy(x, t, static_cast<size_t>(n) * 4);
+}
+
+// Binary tree: lane l with l+8, then l+4, l+2, l+1.
+RB_INLINE float sum_lanes(F v) {
+  float t[16];
+  store(t, v);
+  for (int half = 8; half > 0; half /= 2) {
+    for (int l = 0; l < half; ++l) t[l] += t[l + half];
+  }
+  return t[0];
+}
+// Largest lane; a lane that is NaN may be passed over.
+RB_INLINE float max_lanes(F v) {
+  float t[16];
+  store(t, v);
+  float m = t[0];
+  for (int l = 1; l < 16; ++l) m = t[l] > m ? t[l] : m;
+  return m;
+}
+RB_INLINE int32_t reduce_max(I v) {
+  PI m = v.p[0];
+  RB_PARTS m = pi_max(m, v.p[i]);
+  return pi_reduce_max(m);
+}
+RB_INLINE int32_t reduce_add(I v) {
+  PI s = v.p[0];
+  RB_UNROLL for (int i = 1; i < kParts; ++i) s = pi_add(s, v.p[i]);
+  return pi_reduce_add(s);
+}
+
+}  // namespace rb::RB_NS

@@ -1,0 +1,21 @@
+# Native tests: plain executables on the kernels, without Python. `ctest --test-dir BUILD`; RB_SANITIZE=ON runs them under sanitizers.
+add_executable(
+  rebar_kernel_tests
+  native/tests/main.cpp
+  native/tests/support.cpp
+  native/tests/reference.cpp
+  native/tests/test_attention.cpp
+  native/tests/test_math.cpp
+  native/tests/test_matmul.cpp
+  native/tests/test_pack.cpp
+  native/tests/test_rows.cpp
+)
+target_link_libraries(rebar_kernel_tests PRIVATE rebar_core)
+target_compile_options(rebar_kernel_tests PRIVATE -Wall -Wextra -Werror -ffp-contract=off -fno-math-errno)
+foreach(area attention math matmul pack rows)
+  add_test(NAME kernels_${area} COMMAND rebar_kernel_tests ${area})
+endforeach()
+
+add_executable(rebar_bench_matmul EXCLUDE_FROM_ALL native/tests/bench_matmul.cpp native/tests/support.cpp)
+target_link_libraries(rebar_bench_matmul PRIVATE rebar_core)
+target_compile_options(rebar_bench_matmul PRIVATE -Wall -Wextra -Werror -ffp-contract=off)

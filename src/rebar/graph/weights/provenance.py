@@ -1,0 +1,56 @@
+"""Where a converted model came from, in the words that go into its header."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+
+from rebar.graph.weights.model_file import ModelFile
+from rebar.graph.weights.rebar_format import ProvenanceValue
+
+Progress = Callable[[str, int, int], None]
+
+_CHUNK = 1 << 22
+
+
+def provenance_of(
+    model: ModelFile, tool: str, now: datetime | None = None, progress: Progress | None = None
+) -> dict[str, ProvenanceValue]:
+    """Source file's name (no folder: that is the user's own), its digest, the tool that
+    converted it and when (UTC).
+    """
+    moment = (now or datetime.now(UTC)).astimezone(UTC)
+    return {
+        "source": model.path.name,
+        "source_format": model.format,
+        "source_sha256": source_sha256(model.path, progress),
+        "license": str(model.provenance.get("license", "")),
+        "tool": tool,
+        "converted": moment.isoformat(timespec="seconds"),
+    }
+
+
+def source_sha256(path: Path, progress: Progress | None = None) -> str:
+    """sha256 of a file; of a folder, that of the lines `digest  name` of its model files in
+    order (as sha256sum prints them).
+    """
+    if path.is_file():
+        return _file_sha256(path, progress)
+    names = sorted(
+        p.name for p in path.iterdir() if p.suffix in (".safetensors", ".json", ".jinja")
+    )
+    lines = "".join(f"{_file_sha256(path / name, progress)}  {name}\n" for name in names)
+    return hashlib.sha256(lines.encode()).hexdigest()
+
+
+def _file_sha256(path: Path, progress: Progress | None) -> str:
+    digest, done, total = hashlib.sha256(), 0, path.stat().st_size
+    with path.open("rb") as source:
+        while chunk := source.read(_CHUNK):
+            digest.update(chunk)
+            done += len(chunk)
+            if progress is not None:
+                progress(path.name, done, total)
+    return digest.hexdigest()
