@@ -2,24 +2,12 @@
 
 from __future__ import annotations
 
-import sys
-from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import pytest
 
 from rebar.errors import DeviceError, MemoryBudgetError
-from rebar.hal import DeviceManager, backend, machine
-from rebar.hal.ref import RefBackend
-
-
-class ShoutingBackend(RefBackend):
-    """A back end of another package."""
-
-    name = "shouting"
-
-    def describe(self) -> str:
-        return "LOUD"
+from rebar.hal import DeviceManager, Limits, machine
 
 
 def test_the_budget_covers_pools_and_mappings() -> None:
@@ -46,18 +34,31 @@ def test_without_a_budget_most_of_what_is_available_is_used() -> None:
     assert devices.budget == int(devices.machine.memory_available * 0.8)
 
 
+def install_package(folder: Path) -> None:
+    """A package as pip leaves it: a module, and metadata with an entry point."""
+    metadata = folder / "shouting-1.0.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: shouting\nVersion: 1.0\n")
+    (metadata / "entry_points.txt").write_text("[rebar.backends]\nshouting = shouting:Shouting\n")
+    (folder / "shouting.py").write_text(
+        "from rebar.hal.ref import RefBackend\n"
+        "class Shouting(RefBackend):\n"
+        "    name = 'shouting'\n"
+        "    def describe(self):\n"
+        "        return f'LOUD, {self.threads} threads'\n"
+    )
+
+
 def test_back_ends_of_other_packages_register_by_entry_point(
-    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A package adds a device with nothing but an entry point in the group rebar.backends."""
-    monkeypatch.setattr(sys.modules[__name__], "ShoutingBackend", ShoutingBackend)
-    point = EntryPoint("shouting", f"{__name__}:ShoutingBackend", backend.ENTRY_POINT_GROUP)
-    monkeypatch.setitem(sys.modules, __name__, sys.modules[__name__])
-    monkeypatch.setattr(
-        backend, "entry_points", lambda group: [point] if group == point.group else []
-    )
+    install_package(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
     assert DeviceManager.discover() == ("cpu", "ref", "shouting")
-    assert DeviceManager("shouting").describe().endswith("LOUD")
+    devices = DeviceManager("shouting", threads=3, memory=1 << 20)
+    assert devices.describe().endswith("LOUD, 3 threads")
+    assert len(devices.program(Limits(rows=1))) == 0
 
 
 def test_an_unknown_back_end_names_those_that_exist() -> None:

@@ -7,8 +7,10 @@ from functools import partial
 
 from rebar.dataflow.text import ChatTemplate, TextStream, Tokenizer
 from rebar.graph import ModelFile, RunnerOptions, load_runner
+from rebar.graph.sequence import Row, SamplingParams, Sequence
 from rebar.graph.weights.source import Progress
 from rebar.service.engine import DEFAULT_MAX_RUNNING, InferenceEngine
+from rebar.service.interfaces import StepRunner
 from rebar.service.messages import EngineLimits
 from rebar.service.model import LoadedModel, ServedModel
 
@@ -49,3 +51,16 @@ def load_model(
     )
     served = ServedModel(name, tokenizer, template, limits, int(time.time()), aliases)
     return LoadedModel(served, engine)
+
+
+def warm_up(runner: StepRunner) -> None:
+    """Computes a few positions of nothing, so that the first caller does not wait for the weights
+    to come in from disk, and a model that cannot run says so before anybody calls.
+    """
+    sequence = Sequence.of([0] * runner.kv.block_size, runner.kv.block_size, SamplingParams())
+    sequence.blocks = runner.kv.allocate(1)
+    try:
+        last = sequence.total - 1
+        runner.step([Row(sequence, first=0, count=sequence.total, wants=range(last, last + 1))])
+    finally:
+        runner.kv.release(sequence.blocks)

@@ -2,5 +2,6 @@
 
 from rebar.graph.weights.model_file import ModelFile, StoredTensor, TokenizerData, WeightType
 from rebar.graph.weights.open import open_model
+from rebar.graph.weights.rebar_writer import write_rebar
 
-__all__ = ["ModelFile", "StoredTensor", "TokenizerData", "WeightType", "open_model"]
+__all__ = ["ModelFile", "StoredTensor", "TokenizerData", "WeightType", "open_model", "write_rebar"]
