@@ -51,7 +51,7 @@ def runner_of(
     path: Path, *, threads: int = 1, isa: str | None = None, fused: bool = True, max_rows: int = 512
 ) -> Iterator[Runner]:
     """A loaded model, closed at the end."""
-    options = RunnerOptions(threads=threads, isa=isa, max_rows=max_rows)
+    options = RunnerOptions(threads=threads, isa=isa, max_rows=max_rows, kv_tokens=4096)
     runner = load_runner(open_model(path), options, fused=fused)
     try:
         yield runner

