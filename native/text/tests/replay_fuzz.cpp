@@ -20,7 +20,9 @@ struct Random {  // SplitMix64 (Steele, Lea and Flood 2014)
 };
 
 // Bytes that matter to tokenizers more often than others.
-constexpr char kLikely[] = "aabbcc  \n\n''<|end|><tool>\xE2\x96\x81\xC3\xA9\xF0\x9F\x98\x80" "0123";
+constexpr char kLikely[] =
+    "aabbcc  \n\n''<|end|><tool>\xE2\x96\x81\xC3\xA9\xF0\x9F\x98\x80"
+    "0123";
 
 }  // namespace
 
