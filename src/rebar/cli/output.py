@@ -26,14 +26,17 @@ def note(line: str) -> None:
     sys.stderr.flush()
 
 
+SECONDS_BETWEEN_LINES = 2.0
+
+
 class Progress:
-    """Progress of long work: a bar on a terminal, a line per tenth elsewhere."""
+    """Progress of long work: a bar on a terminal, elsewhere a line every two seconds."""
 
     def __init__(self) -> None:
         self._bar: Any = None
         self._task: Any = None
         self._what = ""
-        self._tenth = 0
+        self._said = time.monotonic()
 
     def __call__(self, what: str, done: int, total: int) -> None:
         """`done` of `total` units of `what` are behind us; total 0: not known."""
@@ -41,13 +44,13 @@ class Progress:
             self._begin(what, total)
         if self._bar is not None:
             self._bar.update(self._task, completed=done, total=total or None)
-        elif total and done * 10 // total > self._tenth:
-            self._tenth = done * 10 // total
-            note(f"{what}: {self._tenth * 10} %")
+        elif time.monotonic() - self._said >= SECONDS_BETWEEN_LINES:
+            self._said = time.monotonic()
+            note(f"{what}: {done * 100 // total} %" if total else f"{what}: {done:,}")
 
     def _begin(self, what: str, total: int) -> None:
         self.close()
-        self._what, self._tenth = what, 0
+        self._what = what
         if sys.stderr.isatty():
             from rich.console import Console
             from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
@@ -81,4 +84,4 @@ def timed(what: str) -> Iterator[None]:
     """Says how long a phase took."""
     begin = time.perf_counter()
     yield
-    note(f"{what}: {time.perf_counter() - begin:.2f} s")
+    note(f"{what:<10} {time.perf_counter() - begin:.2f} s")

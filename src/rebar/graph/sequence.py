@@ -1,6 +1,8 @@
-"""Token ids of one request and the slices of them that a step computes. No text, no requests, no clients here.
+"""Token ids of one request and the slices of them that a step computes. No text, no requests, no
+clients here.
 
-A sequence is `computed` chasing `total`: prompt, decode and replay are the same thing with other numbers.
+A sequence is `computed` chasing `total`: prompt, decode and replay are the same thing with other
+numbers.
 """
 
 from __future__ import annotations
@@ -17,9 +19,10 @@ from rebar.errors import RebarError
 class SamplingParams:
     """How the next id is chosen from logits. The choice is a function of (logits, these, position).
 
-    temperature 0 is greedy. top_k 0, top_p 1, min_p 0: off. Penalties: repetition divides/multiplies the
-    logits of ids in prompt and output (Keskar et al., arXiv:1909.05858); frequency and presence subtract
-    for ids in the output (OpenAI API). logprobs: how many alternatives to report, None for no logprobs.
+    temperature 0 is greedy. top_k 0, top_p 1, min_p 0: off. Penalties: repetition
+    divides/multiplies the logits of ids in prompt and output (Keskar et al., arXiv:1909.05858);
+    frequency and presence subtract for ids in the output (OpenAI API). logprobs: how many
+    alternatives to report, None for no logprobs.
     """
 
     temperature: float = 1.0
@@ -36,7 +39,9 @@ class SamplingParams:
 
 @dataclass(slots=True)
 class Sequence:
-    """Ids of one request. tokens[:prompt] came in, tokens[prompt:total] were sampled; KV exists for [:computed]."""
+    """Ids of one request. tokens[:prompt] came in, tokens[prompt:total] were sampled; KV exists for
+    [:computed].
+    """
 
     tokens: NDArray[np.int32]
     prompt: int
@@ -62,8 +67,8 @@ class Sequence:
 class Row:
     """A slice of one sequence in one step: positions first .. first+count-1.
 
-    `wants`: absolute positions in the slice whose logits are needed. At position p the id for p+1 is
-    sampled when p+1 == total, else (the id is known) its log probability is reported.
+    `wants`: absolute positions in the slice whose logits are needed. At position p the id for p+1
+    is sampled when p+1 == total, else (the id is known) its log probability is reported.
     """
 
     sequence: Sequence
@@ -74,10 +79,11 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """The answer for one wanted position. logprob and top (id, logprob; best first) are of the raw distribution.
+    """The answer for one wanted position. logprob and top (id, logprob; best first) are of the raw
+    distribution.
 
-    error: this position has no answer (its logits held a NaN, or its parameters make no sense) and id is -1;
-    the other positions of the step are answered as if it had not been there.
+    error: this position has no answer (its logits held a NaN, or its parameters make no sense) and
+    id is -1; the other positions of the step are answered as if it had not been there.
     """
 
     id: int

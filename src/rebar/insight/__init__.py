@@ -1,0 +1,1 @@
+"""What the engine costs and why: the doctor, measurements."""

@@ -1,4 +1,4 @@
-"""The environment doctor: what machine and installation are fit for, each finding with its next step.
+"""The environment doctor: what is fit, what is not, and the next step of each finding.
 
 A check looks at one thing and returns one finding. Nothing is changed, nothing is downloaded.
 """

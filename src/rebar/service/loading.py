@@ -7,8 +7,10 @@ from functools import partial
 
 from rebar.dataflow.text import ChatTemplate, TextStream, Tokenizer
 from rebar.graph import ModelFile, RunnerOptions, load_runner
+from rebar.graph.sequence import Row, SamplingParams, Sequence
 from rebar.graph.weights.source import Progress
 from rebar.service.engine import DEFAULT_MAX_RUNNING, InferenceEngine
+from rebar.service.interfaces import StepRunner
 from rebar.service.messages import EngineLimits
 from rebar.service.model import LoadedModel, ServedModel
 
@@ -35,6 +37,7 @@ def load_model(
     template = ChatTemplate(file.chat_template, tokenizer) if file.chat_template else None
     # Rows that only pad the embedding have no text: they are never sampled.
     runner = load_runner(file, options, vocab_size=tokenizer.vocab_size, progress=progress)
+    max_running = min(max_running, runner.max_sequences)
     engine = InferenceEngine(
         runner,
         partial(TextStream, tokenizer),
@@ -45,7 +48,20 @@ def load_model(
         max_context=runner.max_context,
         kv_tokens=runner.kv.total_blocks * runner.kv.block_size,
         vocab_size=tokenizer.vocab_size,
-        max_open=engine.scheduler.max_running + max_waiting,
+        max_open=max_running + max_waiting,
     )
     served = ServedModel(name, tokenizer, template, limits, int(time.time()), aliases)
     return LoadedModel(served, engine)
+
+
+def warm_up(runner: StepRunner) -> None:
+    """Computes a few positions of nothing, so that the first caller does not wait for the weights
+    to come in from disk, and a model that cannot run says so before anybody calls.
+    """
+    sequence = Sequence.of([0] * runner.kv.block_size, runner.kv.block_size, SamplingParams())
+    sequence.blocks = runner.kv.allocate(1)
+    try:
+        last = sequence.total - 1
+        runner.step([Row(sequence, first=0, count=sequence.total, wants=range(last, last + 1))])
+    finally:
+        runner.kv.release(sequence.blocks)

@@ -1,0 +1,1 @@
+"""Proofs that run: checks, traces, gates. Nothing of it is needed to serve."""

@@ -1,0 +1,1 @@
+"""Decoder models: their description, their weights as operands, their rotation tables."""

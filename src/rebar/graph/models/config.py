@@ -13,8 +13,8 @@ from typing import Literal
 class RopeConfig:
     """Rotary position embedding (Su et al., arXiv:2104.09864), pairs (i, i + dim/2).
 
-    `scaling` "linear" divides positions by `factor`; "llama3" keeps high frequencies, divides low ones
-    by `factor` and blends between (Llama 3.1 model card).
+    `scaling` "linear" divides positions by `factor`; "llama3" keeps high frequencies, divides low
+    ones by `factor` and blends between (Llama 3.1 model card).
     """
 
     theta: float
@@ -30,9 +30,9 @@ class RopeConfig:
 class DecoderConfig:
     """A decoder-only transformer.
 
-    `post_norms`: norm after attention and MLP as well as before (gemma3). `sliding_pattern` p: layer i
-    looks at all positions when (i + 1) % p == 0, else at the last `sliding_window`; such windowed layers
-    use `rope_local` when it is given.
+    `post_norms`: norm after attention and MLP as well as before (gemma3). `sliding_pattern` p:
+    layer i looks at all positions when (i + 1) % p == 0, else at the last `sliding_window`; such
+    windowed layers use `rope_local` when it is given.
     """
 
     family: Literal["llama", "qwen2", "gemma3"]

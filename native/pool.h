@@ -1,0 +1,63 @@
+// Threads that share one launch after another.
+//
+// The law: the caller is thread 0 and works too; the others spin for a short while after a job, then sleep on a futex.
+// Work is claimed piece by piece, so a core lost to a neighbour slows a job by its share and no more. A claim names the
+// job it belongs to, so a thread that wakes late finds nothing to take and touches nothing.
+#pragma once
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "rebar.h"
+
+namespace rb {
+
+struct Job {
+  const rb_kernel* kernel;
+  const rb_args* args;
+  const rb_step* step;
+};
+
+class Pool {
+ public:
+  explicit Pool(int threads);  // 1..256; throws std::invalid_argument
+  ~Pool();
+  Pool(const Pool&) = delete;
+  Pool& operator=(const Pool&) = delete;
+
+  int threads() const { return static_cast<int>(scratch_.size()); }
+  // Every thread gets at least this much scratch. Not while a job runs.
+  void reserve_scratch(size_t bytes);
+  size_t scratch_bytes() const { return scratch_capacity_; }
+  // Runs one job to its end. The caller holds the lock: one job at a time.
+  void run(const Job& job);
+  std::unique_lock<std::mutex> lock() { return std::unique_lock(mutex_); }
+
+ private:
+  struct Free {
+    void operator()(std::byte* p) const;
+  };
+  using Scratch = std::unique_ptr<std::byte, Free>;
+
+  void worker(int index);
+  void work(uint32_t epoch, int index);
+  uint32_t await_job(uint32_t seen);
+
+  // (epoch << 32 | next unclaimed task): a claim fails once the epoch has moved on. Closed (no task left) while a job is set up.
+  alignas(64) std::atomic<uint64_t> ticket_{0};
+  alignas(64) std::atomic<int64_t> unfinished_{0};
+  alignas(64) std::atomic<uint32_t> epoch_{0};
+  std::atomic<int32_t> sleepers_{0};
+  std::atomic<bool> stopping_{false};
+  Job job_{};
+  std::atomic<uint32_t> tasks_{0};
+  std::vector<Scratch> scratch_;
+  size_t scratch_capacity_ = 0;
+  std::mutex mutex_;
+  std::vector<std::thread> workers_;
+};
+
+}  // namespace rb

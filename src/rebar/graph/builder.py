@@ -1,0 +1,130 @@
+"""Builder: writes a graph as one reads a formula. Each method applies the node's shape rule and
+returns its output.
+"""
+
+from __future__ import annotations
+
+from rebar.graph import nodes
+from rebar.graph.graph import Graph
+from rebar.graph.node import Node
+from rebar.graph.tensor import DType, Shape, Tensor
+from rebar.hal import Activation
+
+
+class Builder:
+    """Collects nodes. `scope` is put before every name: layers.3.attention_norm."""
+
+    def __init__(self) -> None:
+        self.nodes: list[Node] = []
+        self.scope = ""
+        self._quantized: dict[Tensor, Tensor] = {}
+
+    def _name(self, what: str) -> str:
+        return f"{self.scope}{what}"
+
+    def _out(self, name: str, shape: Shape, dtype: DType = "f32") -> Tensor:
+        return Tensor(self._name(name), shape, dtype)
+
+    def embed(self, w: Tensor, scale: float) -> Tensor:
+        """Rows of w named by the step's ids."""
+        out = self._out("embedding", nodes.Embed.shape(w.shape))
+        self.nodes.append(nodes.Embed(out.name, w, out, scale))
+        return out
+
+    def rms_norm(self, name: str, x: Tensor, weight: Tensor, eps: float, groups: int = 1) -> Tensor:
+        """Normalized x."""
+        out = self._out(name, nodes.RmsNorm.shape(x.shape, weight.shape, groups))
+        self.nodes.append(nodes.RmsNorm(out.name, x, weight, out, eps, groups))
+        return out
+
+    def quantize(self, x: Tensor) -> Tensor:
+        """int8 of x; asked twice, made once."""
+        if x not in self._quantized:
+            out = Tensor(f"{x.name}.q8", nodes.Quantize.shape(x.shape), "q8")
+            self.nodes.append(nodes.Quantize(out.name, x, out))
+            self._quantized[x] = out
+        return self._quantized[x]
+
+    def linear(
+        self, name: str, x: Tensor, w: tuple[Tensor, ...], bias: tuple[Tensor, ...] = ()
+    ) -> Tensor:
+        """x times the stacked parts of w, quantizing x where a part wants it."""
+        block = [part.format.quantized_input for part in w]
+        shape = nodes.Linear.shape(
+            x.shape, *(part.shape for part in w), bias=tuple(b.shape for b in bias)
+        )
+        out = self._out(name, shape)
+        x_float = x if not all(block) else None
+        x_int = self.quantize(x) if any(block) else None
+        self.nodes.append(nodes.Linear(out.name, w, out, x_float, x_int, bias))
+        return out
+
+    def rope(self, name: str, x: Tensor, table: Tensor, heads: int) -> Tensor:
+        """x rotated by position."""
+        out = self._out(name, nodes.Rope.shape(x.shape, table.shape, heads))
+        self.nodes.append(nodes.Rope(out.name, x, table, out, heads))
+        return out
+
+    def append(self, k: Tensor, v: Tensor, cache: Tensor) -> Tensor:
+        """Stores k and v; what attention waits for."""
+        out = self._out("append", nodes.Append.shape(k.shape, v.shape, cache.shape), "order")
+        self.nodes.append(nodes.Append(out.name, k, v, cache, out))
+        return out
+
+    def attention(
+        self,
+        q: Tensor,
+        cache: Tensor,
+        after: Tensor,
+        *,
+        heads: int,
+        max_positions: int,
+        scale: float,
+        window: int | None,
+        softcap: float | None,
+    ) -> Tensor:
+        """Attention of q over the cache."""
+        out = self._out("attention", nodes.Attention.shape(q.shape, cache.shape, heads))
+        self.nodes.append(
+            nodes.Attention(
+                out.name,
+                q,
+                cache,
+                after,
+                out,
+                heads,
+                max_positions,
+                scale,
+                window or 0,
+                softcap or 0.0,
+            )
+        )
+        return out
+
+    def gated(self, x: Tensor, activation: Activation) -> Tensor:
+        """activation(first half) times second half."""
+        out = self._out("gated", nodes.Gated.shape(x.shape))
+        self.nodes.append(nodes.Gated(out.name, x, out, activation))
+        return out
+
+    def add(self, name: str, a: Tensor, b: Tensor) -> Tensor:
+        """a + b."""
+        out = self._out(name, nodes.Add.shape(a.shape, b.shape))
+        self.nodes.append(nodes.Add(out.name, a, b, out))
+        return out
+
+    def select(self, x: Tensor) -> Tensor:
+        """The rows whose logits are needed."""
+        out = self._out("selected", nodes.Select.shape(x.shape))
+        self.nodes.append(nodes.Select(out.name, x, out))
+        return out
+
+    def softcap(self, x: Tensor, cap: float) -> Tensor:
+        """x bounded to (-cap, cap)."""
+        out = self._out("softcap", nodes.Softcap.shape(x.shape))
+        self.nodes.append(nodes.Softcap(out.name, x, out, cap))
+        return out
+
+    def graph(self, *outputs: Tensor) -> Graph:
+        """The graph of all that the outputs need."""
+        return Graph(self.nodes, outputs)

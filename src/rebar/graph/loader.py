@@ -1,0 +1,99 @@
+"""From a model file to a Runner: plan, pools, weights, graph, program."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from rebar.graph.fuse import fuse
+from rebar.graph.kv import PagedKVCache
+from rebar.graph.memory_plan import MemoryPlan, RunnerOptions, limits_of, plan_memory
+from rebar.graph.models.bind import Binder
+from rebar.graph.models.config import DecoderConfig
+from rebar.graph.models.decoder import Decoder, build_decoder
+from rebar.graph.models.rope import rope_table
+from rebar.graph.runner import Runner
+from rebar.graph.tensor import Tensor
+from rebar.graph.weights.model_file import ModelFile
+from rebar.hal import DeviceManager, Operand, Rows
+
+Progress = Callable[[str, int, int], None]  # what, done, of
+
+
+def load_runner(
+    model: ModelFile,
+    options: RunnerOptions | None = None,
+    *,
+    vocab_size: int | None = None,
+    progress: Progress | None = None,
+    fused: bool = True,
+) -> Runner:
+    """Loads a model. vocab_size: ids at or above it are never sampled. fused False: no fusion (the
+    same bits, slower).
+
+    Errors: MemoryBudgetError before anything is loaded, ContextLengthError, ModelFileError,
+    DeviceError.
+    """
+    options = options or RunnerOptions()
+    device = DeviceManager(
+        options.device, threads=options.threads, memory=options.memory, isa=options.isa
+    )
+    plan = plan_memory(model, options, device.budget)
+    for entry in plan.entries:
+        if entry.pool == "mapped":
+            device.adopt_mapping(entry.pool, entry.nbytes)
+        else:
+            device.create_pool(entry.pool, entry.nbytes + SLACK)
+    return _assemble(model, device, plan, options, vocab_size, progress, fused)
+
+
+# Rounding of single blocks up to the alignment, beyond the rounding that the plan counts.
+SLACK = 64 << 10
+
+
+def _assemble(
+    model: ModelFile,
+    device: DeviceManager,
+    plan: MemoryPlan,
+    options: RunnerOptions,
+    vocab_size: int | None,
+    progress: Progress | None,
+    fused: bool,
+) -> Runner:
+    c = model.config
+    binder = Binder(model, device.pool("weights"), progress)
+    weights = binder.decoder()
+    decoder = build_decoder(c, weights, max_positions=plan.max_context, blocks=plan.blocks)
+    if fused:
+        decoder = fused_decoder(decoder)
+    kv = PagedKVCache(device.pool("kv"), c.layers, c.kv_heads, c.head_dim, plan.blocks)
+    bound: dict[Tensor, Operand] = dict(binder.operands)
+    bound.update(zip(decoder.caches, kv.storage, strict=True))
+    bound.update(_rope_tables(decoder, device, plan.max_context))
+    limits = limits_of(c, plan, options.max_rows)
+    values = decoder.graph.plan(limits).allocate(device.pool("arena"), limits, bound, "activations")
+    return Runner(c, device, decoder, values, kv, plan, limits, _sampled_ids(c, vocab_size))
+
+
+def fused_decoder(decoder: Decoder) -> Decoder:
+    """The decoder over its fused graph."""
+    graph = fuse(decoder.graph)
+    return Decoder(
+        graph, decoder.hidden, decoder.logits, decoder.caches, decoder.ropes, decoder.head_begin
+    )
+
+
+def _rope_tables(decoder: Decoder, device: DeviceManager, positions: int) -> dict[Tensor, Operand]:
+    bound: dict[Tensor, Operand] = {}
+    for rope, tensor in decoder.ropes.items():
+        nbytes = positions * rope.dim * 4
+        raw = device.pool("tables").allocate(nbytes, tensor.name).bytes()[:nbytes]
+        table = Rows(raw.view(np.float32).reshape(positions, rope.dim))
+        table.data[:] = rope_table(rope, positions)
+        bound[tensor] = table
+    return bound
+
+
+def _sampled_ids(config: DecoderConfig, vocab_size: int | None) -> int:
+    return config.vocab_size if vocab_size is None else min(vocab_size, config.vocab_size)

@@ -1,0 +1,187 @@
+"""What a model will take before anything of it is loaded: a plan to print, to check against the
+budget, and to load by.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rebar.errors import ContextLengthError, MemoryBudgetError
+from rebar.graph.kv import block_bytes
+from rebar.graph.models import bind
+from rebar.graph.models.config import DecoderConfig
+from rebar.graph.weights.model_file import ModelFile
+from rebar.hal import BLOCK_POSITIONS, Limits, aligned
+
+DEFAULT_CONTEXT = 8192  # positions, when the model allows more and nobody asks
+# Without --kv-tokens or --memory: four contexts of the default length, but not more than this.
+DEFAULT_KV_BYTES = 512 << 20
+MAX_SEQUENCES = 256  # block tables of a step
+MAX_LOGIT_ROWS = 64  # rows whose logits are held at once: at 262k ids a row is 1 MB
+
+
+@dataclass(frozen=True, slots=True)
+class RunnerOptions:
+    """How a model is loaded.
+
+    threads: None for all usable cores. memory: budget in bytes, None for 80 % of what is available.
+    max_context: longest sequence, None for the model's, at most 8192. kv_tokens: positions the
+    cache holds, None to decide. max_rows: rows of a step. isa: None for the best instruction set.
+    device: a back end's name.
+    """
+
+    threads: int | None = None
+    memory: int | None = None
+    max_context: int | None = None
+    kv_tokens: int | None = None
+    max_rows: int = 512
+    isa: str | None = None
+    device: str = "cpu"
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryEntry:
+    """One pool: bytes, and what they are for."""
+
+    pool: str
+    nbytes: int
+    what: str
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryPlan:
+    """All pools of a model, its context and cache, in bytes and positions."""
+
+    entries: tuple[MemoryEntry, ...]
+    max_context: int
+    blocks: int
+    budget: int
+
+    @property
+    def total(self) -> int:
+        """Bytes of all pools."""
+        return sum(e.nbytes for e in self.entries)
+
+    def of(self, pool: str) -> int:
+        """Bytes of one pool."""
+        return sum(e.nbytes for e in self.entries if e.pool == pool)
+
+    def lines(self) -> list[str]:
+        """The plan as a table to print."""
+        rows = [f"{e.pool:<10}{e.nbytes / 1e6:>10,.1f} MB  {e.what}" for e in self.entries]
+        return [
+            *rows,
+            f"{'total':<10}{self.total / 1e6:>10,.1f} MB  of {self.budget / 1e6:,.1f} MB",
+        ]
+
+
+def resolve_context(config: DecoderConfig, asked: int | None) -> int:
+    """The longest sequence to serve; ContextLengthError when more is asked than the model has
+    learned.
+    """
+    if asked is None:
+        return min(config.context_length, DEFAULT_CONTEXT)
+    if not 1 <= asked <= config.context_length:
+        raise ContextLengthError(
+            f"a context of {asked:,} positions; the model was made for 1 to "
+            f"{config.context_length:,}. Give --max-context a "
+            "number in that range.",
+            param="max_context",
+        )
+    return asked
+
+
+def arena_bytes(config: DecoderConfig, max_rows: int) -> int:
+    """An upper bound of the activations: the plan places them in less. Widths of the tensors alive
+    at once in a layer.
+    """
+    c = config
+    qkv = (c.heads + 2 * c.kv_heads) * c.head_dim
+    floats = 3 * c.width + max(2 * qkv + c.heads * c.head_dim, 3 * c.mlp_width)
+    quantized = 2 * max(
+        c.width, c.mlp_width, c.heads * c.head_dim
+    )  # 1.375 bytes an input, and its rounding
+    logits = (
+        min(MAX_LOGIT_ROWS, max_rows)
+        * (c.vocab_size * (2 if c.logit_softcap else 1) + 4 * c.width)
+        * 4
+    )
+    return max_rows * (floats * 4 + quantized) + logits + 64 * 256
+
+
+def rope_bytes(config: DecoderConfig, max_context: int) -> int:
+    """Bytes of the rotation tables."""
+    return sum(
+        aligned(max_context * r.dim * 4) for r in set(map(config.rope_of, range(config.layers)))
+    )
+
+
+def limits_of(config: DecoderConfig, plan: MemoryPlan, max_rows: int) -> Limits:
+    """What a step of this model may hold."""
+    return Limits(
+        rows=max_rows,
+        logit_rows=min(MAX_LOGIT_ROWS, max_rows),
+        sequences=min(MAX_SEQUENCES, max_rows),
+        vocab=config.vocab_size,
+        positions=plan.max_context,
+        blocks=plan.blocks,
+    )
+
+
+def plan_memory(model: ModelFile, options: RunnerOptions, available: int) -> MemoryPlan:
+    """The plan for `model` under options.memory or, without one, `available` bytes.
+
+    Errors: MemoryBudgetError with the numbers and the flags that would help; ContextLengthError.
+    """
+    c = model.config
+    budget = options.memory if options.memory is not None else available
+    context = resolve_context(c, options.max_context)
+    block = block_bytes(c.layers, c.kv_heads, c.head_dim)
+    mapped = sum(t.data.nbytes for t in model.tensors.values() if t.packed)
+    packed = bind.pool_bytes(model)
+    fixed = [
+        MemoryEntry("mapped", mapped, "weights, mapped from the file and shared"),
+        MemoryEntry("weights", packed + 64, "weights packed at load, joined biases"),
+        MemoryEntry("tables", rope_bytes(c, context), f"rotation tables of {context:,} positions"),
+        MemoryEntry(
+            "arena",
+            arena_bytes(c, options.max_rows),
+            f"activations and logits of {options.max_rows} rows",
+        ),
+    ]
+    left = budget - sum(e.nbytes for e in fixed)
+    blocks = _blocks(options, context, block, left)
+    kv = MemoryEntry(
+        "kv", blocks * block, f"keys and values of {blocks * BLOCK_POSITIONS:,} positions in f16"
+    )
+    if kv.nbytes > left:
+        raise _too_much(kv.nbytes, blocks, block, max(left, 0), budget)
+    return MemoryPlan((*fixed, kv), context, blocks, budget)
+
+
+def _blocks(options: RunnerOptions, context: int, block: int, left: int) -> int:
+    """Blocks of the cache: what was asked, or four contexts within the default and the budget, but
+    never under one.
+    """
+    if options.kv_tokens is not None:
+        return max(1, -(-options.kv_tokens // BLOCK_POSITIONS))
+    one = -(-context // BLOCK_POSITIONS)
+    most = left if options.memory is not None else min(left, max(DEFAULT_KV_BYTES, one * block))
+    return max(one, min(4 * one, most // block))
+
+
+def _too_much(needed: int, blocks: int, block: int, left: int, budget: int) -> MemoryBudgetError:
+    fits = left // block * BLOCK_POSITIONS
+    flags = (
+        f"--max-context {fits} --kv-tokens {fits} would fit"
+        if fits
+        else "the weights alone do not leave room for a cache"
+    )
+    return MemoryBudgetError(
+        f"the KV cache needs {needed / 1e6:,.0f} MB for {blocks * BLOCK_POSITIONS:,} "
+        "positions, the budget of "
+        f"{budget / 1e6:,.0f} MB leaves {left / 1e6:,.0f} MB. Give it more with "
+        f"--memory, or a shorter context: {flags}.",
+        needed=needed,
+        available=left,
+    )

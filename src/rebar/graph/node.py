@@ -1,0 +1,115 @@
+"""Node: an operation with a shape rule, a forward, a backward slot and a cost. One class per
+operation in graph/nodes.py.
+
+A node knows tensors by name and shape. It knows nothing of devices, batches, requests or its
+neighbours.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, fields
+from typing import ClassVar, TypeVar
+
+from rebar.errors import ShapeError
+from rebar.graph.tensor import Tensor
+from rebar.hal import KVStorage, Launch, Matrix, Operand, QuantizedRows, Rows, Vector
+
+Record = Callable[[Launch], None]
+Kind = TypeVar("Kind", Rows, QuantizedRows, Matrix, Vector, KVStorage)
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """What a node has to do for one step: arithmetic operations, bytes read and written."""
+
+    operations: int = 0
+    read: int = 0
+    written: int = 0
+
+    def __add__(self, other: Cost) -> Cost:
+        return Cost(
+            self.operations + other.operations, self.read + other.read, self.written + other.written
+        )
+
+
+class Values:
+    """Memory of tensors: what a plan placed and what the caller bound."""
+
+    def __init__(self, operands: dict[Tensor, Operand]) -> None:
+        self._operands = operands
+
+    def __contains__(self, tensor: Tensor) -> bool:
+        return tensor.root in self._operands
+
+    def _get(self, tensor: Tensor, kind: type[Kind]) -> Kind:
+        operand = self._operands.get(tensor)
+        if not isinstance(operand, kind):
+            found = "nothing" if operand is None else type(operand).__name__
+            raise ShapeError(f"{tensor.name} should be bound to {kind.__name__}, it has {found}")
+        return operand
+
+    def rows(self, tensor: Tensor) -> Rows:
+        """Float activations, or the column slice that the tensor is."""
+        if tensor.base is None:
+            return self._get(tensor, Rows)
+        return self.rows(tensor.base).columns(tensor.begin, tensor.begin + tensor.width)
+
+    def quantized(self, tensor: Tensor) -> QuantizedRows:
+        """int8 activations."""
+        return self._get(tensor, QuantizedRows)
+
+    def matrix(self, tensor: Tensor) -> Matrix:
+        """Packed weights."""
+        return self._get(tensor, Matrix)
+
+    def vector(self, tensor: Tensor) -> Vector:
+        """A float vector."""
+        return self._get(tensor, Vector)
+
+    def storage(self, tensor: Tensor) -> KVStorage:
+        """A layer's cache."""
+        return self._get(tensor, KVStorage)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Node(ABC):
+    """An operation in a graph. Fields that are tensors are its inputs, but for those named in
+    OUTPUTS.
+    """
+
+    OUTPUTS: ClassVar[tuple[str, ...]] = ("out", "quantized")
+    # The gradient rule: a method (run, upstream, values, gradients) that adds into the gradients of
+    # the inputs. None while the node cannot learn; fine-tuning fills the slot.
+    backward: ClassVar[Callable[..., None] | None] = None
+
+    name: str
+
+    @abstractmethod
+    def forward(self, run: Record, values: Values) -> None:
+        """Gives the node's launches to `run`, in order."""
+
+    @abstractmethod
+    def cost(self, rows: int, positions: int = 0) -> Cost:
+        """For a step of `rows` rows that look back at `positions` positions each."""
+
+    def _tensors(self, outputs: bool) -> Iterator[Tensor]:
+        for f in fields(self):
+            if (f.name in self.OUTPUTS) == outputs:
+                value = getattr(self, f.name)
+                yield from (
+                    t
+                    for t in (value if isinstance(value, tuple) else (value,))
+                    if isinstance(t, Tensor)
+                )
+
+    @property
+    def inputs(self) -> tuple[Tensor, ...]:
+        """Tensors read, weights included."""
+        return tuple(self._tensors(outputs=False))
+
+    @property
+    def outputs(self) -> tuple[Tensor, ...]:
+        """Tensors written."""
+        return tuple(self._tensors(outputs=True))

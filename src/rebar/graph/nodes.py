@@ -1,0 +1,397 @@
+"""The operations of a decoder, each on one screen: shape rule, forward, cost. Formulas and orders
+of sums: native/rebar.h.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rebar import _native
+from rebar.errors import ShapeError
+from rebar.graph.node import Cost, Node, Record, Values
+from rebar.graph.tensor import Shape, Tensor, same
+from rebar.hal import BLOCK_POSITIONS, Activation, Domain
+from rebar.hal import launches as la
+
+F32 = 4  # bytes
+
+
+def matrix_bytes(w: Tensor) -> int:
+    """Bytes of a packed matrix (n, k)."""
+    n, k = (int(size) for size in w.shape)
+    return int(_native.packed_nbytes(int(w.format), n, k))
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Embed(Node):
+    """out (rows, k) = rows of w (vocabulary, k) named by the step's ids, times scale."""
+
+    w: Tensor
+    out: Tensor
+    scale: float = 1.0
+
+    @staticmethod
+    def shape(w: Shape) -> Shape:
+        """(vocabulary, k) -> (rows, k)."""
+        return Domain.ROWS, w[1]
+
+    def forward(self, run: Record, values: Values) -> None:
+        """One gather."""
+        run(la.Embed(values.matrix(self.w), values.rows(self.out), self.scale))
+
+    def cost(self, rows: int, positions: int = 0) -> Cost:
+        """One row of weights for each row."""
+        row = matrix_bytes(self.w) // int(self.w.shape[0])
+        return Cost(rows * self.out.width, rows * row, rows * self.out.width * F32)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class RmsNorm(Node):
+    """out = x / sqrt(mean(x^2) + eps) * weight over `groups` slices of each row; also int8 of it
+    when `quantized` is given.
+    """
+
+    x: Tensor
+    weight: Tensor
+    out: Tensor
+    eps: float
+    groups: int = 1
+    quantized: Tensor | None = None
+
+    @staticmethod
+    def shape(x: Shape, weight: Shape, groups: int) -> Shape:
+        """(rows, groups * n), (n,) -> (rows, groups * n)."""
+        same("width", x[1], int(weight[0]) * groups)
+        return x
+
+    def forward(self, run: Record, values: Values) -> None:
+        """One launch."""
+        v, q = values, self.quantized
+        xq = v.quantized(q) if q is not None else None
+        run(
+            la.RmsNorm(
+                v.rows(self.x),
+                v.vector(self.weight),
+                v.rows(self.out),
+                self.eps,
+                xq,
+                self.groups,
+                self.x.domain,
+            )
+        )
+
+    def cost(self, rows: int, positions: int = 0) -> Cost:
+        """A square, a sum and two products an element."""
+        n = self.x.width
+        return Cost(4 * rows * n, (rows * n + n) * F32, rows * n * F32)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Quantize(Node):
+    """out = int8 of x per 32 inputs: what products with block-quantized weights take."""
+
+    x: Tensor
+    out: Tensor
+
+    @staticmethod
+    def shape(x: Shape) -> Shape:
+        """(rows, k) -> (rows, k), k a multiple of 32."""
+        same("k modulo 32", int(x[1]) % 32, 0)
+        return x
+
+    def forward(self, run: Record, values: Values) -> None:
+        """One launch."""
+        run(la.Quantize(values.rows(self.x), values.quantized(self.out), self.x.domain))
+
+    def cost(self, rows: int, positions: int = 0) -> Cost:
+        """A maximum, a product and a sum an element."""
+        return Cost(
+            3 * rows * self.x.width,
+            rows * self.x.width * F32,
+            rows * _native.quantized_stride(self.x.width),
+        )
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Linear(Node):
+    """out (rows, n) = x wᵀ + bias + residual, for weights stacked from parts: n = n1 + n2 + ...
+
+    x: float rows for float parts; xq: the same rows quantized for block-quantized parts. bias: one
+    vector a part, or none.
+    """
+
+    w: tuple[Tensor, ...]
+    out: Tensor
+    x: Tensor | None = None
+    xq: Tensor | None = None
+    bias: tuple[Tensor, ...] = ()
+    residual: Tensor | None = None
+
+    @staticmethod
+    def shape(
+        x: Shape, *w: Shape, bias: tuple[Shape, ...] = (), residual: Shape | None = None
+    ) -> Shape:
+        """(rows, k), (n1, k), (n2, k) ... -> (rows, n1 + n2 + ...)."""
+        same("k", x[1], *(part[1] for part in w))
+        n = sum(int(part[0]) for part in w)
+        for part, b in zip(w, bias, strict=bool(bias)):
+            same("n of bias", part[0], b[0])
+        if residual is not None:
+            same("n of residual", n, residual[1])
+        return x[0], n
+
+    def forward(self, run: Record, values: Values) -> None:
+        """One product a part, each into its columns."""
+        out = values.rows(self.out)
+        residual = values.rows(self.residual) if self.residual is not None else None
+        begin = 0
+        for i, w in enumerate(self.w):
+            end = begin + int(w.shape[0])
+            matrix = values.matrix(w)
+            x = (
+                values.quantized(self._input(w))
+                if matrix.format.quantized_input
+                else values.rows(self._input(w))
+            )
+            bias = values.vector(self.bias[i]) if self.bias else None
+            part = residual.columns(begin, end) if residual is not None else None
+            run(la.Matmul(matrix, x, out.columns(begin, end), bias, part, self.out.domain))
+            begin = end
+
+    def _input(self, w: Tensor) -> Tensor:
+        x = self.xq if w.format.quantized_input else self.x
+        if x is None:
+            raise ShapeError(f"{self.name}: no input for {w.name} of {w.dtype}")
+        return x
+
+    def cost(self, rows: int, positions: int = 0) -> Cost:
+        """A multiply and an add a weight and row; every weight read once."""
+        x = self.x if self.x is not None else self.xq
+        k, n = (x.width if x is not None else 0), self.out.width
+        read = sum(matrix_bytes(w) for w in self.w) + rows * k * (F32 if self.xq is None else 1)
+        return Cost(2 * rows * n * k, read, rows * n * F32)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Rope(Node):
+    """out = x with the pairs (i, i + dim/2) of each head rotated by the row's position
+    (arXiv:2104.09864).
+    """
+
+    x: Tensor
+    table: Tensor
+    out: Tensor
+    heads: int
+
+    @staticmethod
+    def shape(x: Shape, table: Shape, heads: int) -> Shape:
+        """(rows, heads * head_dim), (positions, dim <= head_dim) -> (rows, heads * head_dim)."""
+        same("width modulo heads", int(x[1]) % heads, 0)
+        if int(table[1]) > int(x[1]) // heads:
+            raise ShapeError(
+                f"a rotation of {table[1]} values does not fit heads of {int(x[1]) // heads}"
+            )
+        return x
+
+    def forward(self, run: Record, values: Values) -> None:
+        """One launch."""
+        dim = self.x.width // self.heads
+        run(
+            la.Rope(
+                values.rows(self.x), values.rows(self.out), values.rows(self.table), self.heads, dim
+            )
+        )
+
+    def cost(self, rows: int, positions: int = 0) -> Cost:
+        """Four products and two sums a pair."""
+        n = self.x.width
+        return Cost(3 * rows * n, rows * (n + self.table.width) * F32, rows * n * F32)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Append(Node):
+    """Stores k and v (rows, kv_heads * head_dim) in a layer's cache. out has no bytes: it makes
+    attention come after.
+    """
+
+    k: Tensor
+    v: Tensor
+    cache: Tensor
+    out: Tensor
+
+    @staticmethod
+    def shape(k: Shape, v: Shape, cache: Shape) -> Shape:
+        """Two (rows, kv_heads * head_dim) and a cache (blocks, kv_heads, head_dim) -> (rows, 0)."""
+        same("width", k[1], v[1], int(cache[1]) * int(cache[2]))
+        return k[0], 0
+
+    def forward(self, run: Record, values: Values) -> None:
+        """One launch."""
+        run(la.Append(values.rows(self.k), values.rows(self.v), values.storage(self.cache)))
+
+    def cost(self, rows: int, positions: int = 0) -> Cost:
+        """Two rows read as float32, written as f16."""
+        return Cost(0, 2 * rows * self.k.width * F32, 2 * rows * self.k.width * 2)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Attention(Node):
+    """out = softmax(scale q kᵀ) v over the cached positions up to the row's own (the last `window`
+    when it is not 0).
+    """
+
+    q: Tensor
+    cache: Tensor
+    after: Tensor
+    out: Tensor
+    heads: int
+    max_positions: int
+    scale: float
+    window: int = 0
+    softcap: float = 0.0
+    quantized: Tensor | None = None
+
+    @staticmethod
+    def shape(q: Shape, cache: Shape, heads: int) -> Shape:
+        """(rows, heads * head_dim), (blocks, kv_heads, head_dim) -> (rows, heads * head_dim)."""
+        same("width", q[1], heads * int(cache[2]))
+        same("heads modulo kv heads", heads % int(cache[1]), 0)
+        return q
+
+    def forward(self, run: Record, values: Values) -> None:
+        """One launch."""
+        v, q = values, self.quantized
+        outq = v.quantized(q) if q is not None else None
+        storage, limit = v.storage(self.cache), self.max_positions
+        run(
+            la.Attention(
+                v.rows(self.q),
+                storage,
+                v.rows(self.out),
+                self.heads,
+                limit,
+                self.scale,
+                self.window,
+                self.softcap,
+                outq,
+            )
+        )
+
+    def cost(self, rows: int, positions: int = 0) -> Cost:
+        """Two products a position, head and dimension; keys and values read once a kv head."""
+        seen = min(positions, self.window) if self.window else positions
+        width = int(self.cache.shape[1]) * int(self.cache.shape[2])
+        read = rows * self.q.width * F32 + 2 * seen * width * 2
+        return Cost(4 * rows * seen * self.q.width, read, rows * self.out.width * F32)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Gated(Node):
+    """out (rows, n) = activation(x[:, :n]) * x[:, n:] (arXiv:2002.05202)."""
+
+    x: Tensor
+    out: Tensor
+    activation: Activation
+    quantized: Tensor | None = None
+
+    @staticmethod
+    def shape(x: Shape) -> Shape:
+        """(rows, 2 n) -> (rows, n)."""
+        same("width modulo 2", int(x[1]) % 2, 0)
+        return x[0], int(x[1]) // 2
+
+    def forward(self, run: Record, values: Values) -> None:
+        """One launch."""
+        q = values.quantized(self.quantized) if self.quantized is not None else None
+        run(la.Gated(values.rows(self.x), values.rows(self.out), self.activation, q, self.x.domain))
+
+    def cost(self, rows: int, positions: int = 0) -> Cost:
+        """About 20 operations for the exponential of an element."""
+        n = self.out.width
+        return Cost(22 * rows * n, 2 * rows * n * F32, rows * n * F32)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Add(Node):
+    """out = a + b."""
+
+    a: Tensor
+    b: Tensor
+    out: Tensor
+
+    @staticmethod
+    def shape(a: Shape, b: Shape) -> Shape:
+        """Two equal shapes -> the same."""
+        same("rows", a[0], b[0])
+        same("width", a[1], b[1])
+        return a
+
+    def forward(self, run: Record, values: Values) -> None:
+        """One launch."""
+        run(la.Add(values.rows(self.a), values.rows(self.b), values.rows(self.out), self.a.domain))
+
+    def cost(self, rows: int, positions: int = 0) -> Cost:
+        """One sum an element."""
+        n = self.out.width
+        return Cost(rows * n, 2 * rows * n * F32, rows * n * F32)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Select(Node):
+    """out = the rows of x whose logits are needed, so that the head is computed for no other."""
+
+    x: Tensor
+    out: Tensor
+
+    @staticmethod
+    def shape(x: Shape) -> Shape:
+        """(rows, n) -> (logit rows, n)."""
+        same("rows", x[0], Domain.ROWS)
+        return Domain.LOGIT_ROWS, x[1]
+
+    def forward(self, run: Record, values: Values) -> None:
+        """One launch."""
+        run(la.Select(values.rows(self.x), values.rows(self.out)))
+
+    def cost(self, rows: int, positions: int = 0) -> Cost:
+        """A copy."""
+        return Cost(0, rows * self.x.width * F32, rows * self.x.width * F32)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Softcap(Node):
+    """out = cap tanh(x / cap)."""
+
+    x: Tensor
+    out: Tensor
+    cap: float
+
+    @staticmethod
+    def shape(x: Shape) -> Shape:
+        """Any -> the same."""
+        return x
+
+    def forward(self, run: Record, values: Values) -> None:
+        """One launch."""
+        run(la.Softcap(values.rows(self.x), values.rows(self.out), self.cap, self.x.domain))
+
+    def cost(self, rows: int, positions: int = 0) -> Cost:
+        """About 25 operations for the tanh of an element."""
+        n = self.out.width
+        return Cost(25 * rows * n, rows * n * F32, rows * n * F32)
+
+
+__all__ = [
+    "BLOCK_POSITIONS",
+    "Add",
+    "Append",
+    "Attention",
+    "Embed",
+    "Gated",
+    "Linear",
+    "Quantize",
+    "RmsNorm",
+    "Rope",
+    "Select",
+    "Softcap",
+]

@@ -1,0 +1,108 @@
+"""The memory plan: every activation gets a place in one arena, and places are used again once their
+tensor is dead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from rebar import _native
+from rebar.graph.node import Node, Values
+from rebar.graph.tensor import Tensor
+from rebar.hal import Block, Limits, Operand, Pool, QuantizedRows, Rows, aligned
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Where a tensor lies in the arena, and the nodes (by place in the order) between which it must
+    stay.
+    """
+
+    offset: int
+    nbytes: int
+    born: int
+    dies: int
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Placements of all activations; nbytes: the arena they need together."""
+
+    placements: Mapping[Tensor, Placement]
+    nbytes: int
+
+    def bind(self, arena: Block, limits: Limits, bound: Mapping[Tensor, Operand]) -> Values:
+        """Memory for every tensor: the arena's for activations, the caller's for the rest."""
+        operands: dict[Tensor, Operand] = dict(bound)
+        memory = arena.bytes()
+        for tensor, place in self.placements.items():
+            count = limits.rows_of(tensor.domain)
+            raw = memory[place.offset : place.offset + place.nbytes]
+            if tensor.dtype == "q8":
+                stride = _native.quantized_stride(tensor.width)
+                operands[tensor] = QuantizedRows(
+                    raw[: count * stride].reshape(count, stride), tensor.width
+                )
+            else:
+                floats = raw.view(np.float32)[: count * tensor.width]
+                operands[tensor] = Rows(floats.reshape(count, tensor.width))
+        return Values(operands)
+
+    def allocate(
+        self, pool: Pool, limits: Limits, bound: Mapping[Tensor, Operand], what: str
+    ) -> Values:
+        """`bind` with an arena of this plan's own from the pool."""
+        return self.bind(pool.allocate(max(self.nbytes, 1), what), limits, bound)
+
+
+def nbytes_of(tensor: Tensor, limits: Limits) -> int:
+    """Bytes of an activation for the most rows."""
+    row = _native.quantized_stride(tensor.width) if tensor.dtype == "q8" else tensor.width * 4
+    return aligned(max(limits.rows_of(tensor.domain), 1) * row)
+
+
+def make_plan(
+    order: Sequence[Node], kept: Sequence[Tensor], limits: Limits, *, reuse: bool = True
+) -> Plan:
+    """Greedy by size (Pisarchyk & Lee, arXiv:2001.03288): the largest tensor first, each at the
+    lowest offset where it meets no tensor alive at the same time. `kept` outlive the last node.
+    reuse False: no place is used twice (for watching).
+    """
+    lives = lifetimes(order, kept)
+    placements: dict[Tensor, Placement] = {}
+    for tensor in sorted(lives, key=lambda t: (-nbytes_of(t, limits), lives[t], t.name)):
+        born, dies = lives[tensor]
+        if not reuse:
+            born, dies = 0, len(order)
+        nbytes = nbytes_of(tensor, limits)
+        rivals = [p for p in placements.values() if p.born <= dies and born <= p.dies]
+        placements[tensor] = Placement(lowest_gap(rivals, nbytes), nbytes, born, dies)
+    return Plan(placements, max((p.offset + p.nbytes for p in placements.values()), default=0))
+
+
+def lifetimes(order: Sequence[Node], kept: Sequence[Tensor]) -> dict[Tensor, tuple[int, int]]:
+    """First and last node, by place, that touch each activation that a node writes."""
+    lives: dict[Tensor, tuple[int, int]] = {}
+    for i, node in enumerate(order):
+        for tensor in node.outputs:
+            if tensor.dtype != "order":
+                lives[tensor.root] = (i, i)
+        for tensor in node.inputs:
+            if tensor.root in lives:
+                lives[tensor.root] = (lives[tensor.root][0], i)
+    for tensor in kept:
+        lives[tensor.root] = (lives[tensor.root][0], len(order))
+    return lives
+
+
+def lowest_gap(rivals: Sequence[Placement], nbytes: int) -> int:
+    """The lowest offset at which nbytes bytes overlap no rival."""
+    offset = 0
+    for rival in sorted(rivals, key=lambda p: p.offset):
+        if offset + nbytes <= rival.offset:
+            break
+        offset = max(offset, rival.offset + rival.nbytes)
+    return offset

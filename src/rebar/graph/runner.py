@@ -1,0 +1,152 @@
+"""Runner: one loaded model. step(rows) binds a few small arrays, makes one native call, and
+samples.
+
+The law: between the call of step and its answer nothing is allocated on the device, and the bits of
+each answer depend on its own sequence alone: not on the other rows, nor on how the sequence was cut
+into steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+
+import numpy as np
+
+from rebar.errors import ContextLengthError, ShapeError
+from rebar.graph.graph import CompiledGraph, Graph, Observer
+from rebar.graph.kv import PagedKVCache
+from rebar.graph.memory_plan import MemoryPlan
+from rebar.graph.models.config import DecoderConfig
+from rebar.graph.models.decoder import Decoder
+from rebar.graph.node import Values
+from rebar.graph.sampling import Sampler, Wanted
+from rebar.graph.sequence import Row, Sampled
+from rebar.hal import BLOCK_POSITIONS, DeviceManager, Limits, Step
+
+
+class Runner:
+    """A model on a device. Made by rebar.graph.load_runner; one thread at a time may call step."""
+
+    def __init__(
+        self,
+        config: DecoderConfig,
+        device: DeviceManager,
+        decoder: Decoder,
+        values: Values,
+        kv: PagedKVCache,
+        plan: MemoryPlan,
+        limits: Limits,
+        vocab_size: int,
+    ) -> None:
+        self.config = config
+        self.device = device
+        self.kv = kv
+        self.plan = plan
+        self.limits = limits
+        self.max_context = plan.max_context
+        self.max_rows = limits.rows
+        self.max_sequences = limits.sequences
+        self.graph: Graph = decoder.graph
+        self._decoder = decoder
+        self._values = values
+        self._compiled: CompiledGraph = decoder.graph.compile(device, values, limits)
+        self._head = self._compiled.first_launch[decoder.head_begin]
+        self._logits = values.rows(decoder.logits).data
+        self._sampler = Sampler(vocab_size)
+        stride = -(-plan.max_context // BLOCK_POSITIONS)
+        self._step = Step(limits.rows, limits.logit_rows, limits.sequences, stride)
+
+    def step(self, rows: Seq[Row], observers: Seq[Observer] | None = None) -> list[list[Sampled]]:
+        """Computes the rows and answers their wanted positions, in order.
+
+        observers: given, the graph runs node by node and is watched; same bits.
+        Errors: ShapeError for more rows than max_rows or max_sequences; ContextLengthError past
+        max_context.
+        """
+        self._bind(rows)
+        wanted = [(r, p) for r, row in enumerate(rows) for p in row.wants]
+        starts = np.cumsum([0, *(row.count for row in rows)])
+        index = [int(starts[r]) + p - rows[r].first for r, p in wanted]
+        answers: list[Sampled] = []
+        room = self.limits.logit_rows
+        for begin in range(0, max(len(wanted), 1), room):
+            chunk = slice(begin, begin + room)
+            self._step.logit_rows = len(index[chunk])
+            self._step.logit_index[: self._step.logit_rows] = index[chunk]
+            self._run(0 if begin == 0 else self._head, observers)
+            asked = [Wanted(rows[r].sequence, p) for r, p in wanted[chunk]]
+            answers += self._sampler.sample(self._logits[: len(asked)], asked)
+        given = iter(answers)
+        return [[next(given) for _ in row.wants] for row in rows]
+
+    def _run(self, first: int, observers: Seq[Observer] | None) -> None:
+        if observers is None:
+            self._compiled.program.run(self._step, first)
+        # the head again over the same hidden rows changes nothing, so the whole graph may run again
+        else:
+            self.graph.run(self.device, self._step, self._values, self.limits, observers)
+
+    def _bind(self, rows: Seq[Row]) -> None:
+        """Fills the step's arrays."""
+        total = sum(row.count for row in rows)
+        if total > self.limits.rows or len(rows) > self.limits.sequences:
+            raise ShapeError(
+                f"a step of {total} rows of {len(rows)} sequences; the model was "
+                f"loaded for {self.limits.rows} rows of "
+                f"{self.limits.sequences} sequences (max_rows)."
+            )
+        step, at = self._step, 0
+        step.rows = total
+        for i, row in enumerate(rows):
+            self._check(row)
+            end = row.first + row.count
+            place = slice(at, at + row.count)
+            step.ids[place] = row.sequence.tokens[row.first : end]
+            step.positions[place] = np.arange(row.first, end)
+            step.sequences[place] = i
+            blocks = row.sequence.blocks[: -(-end // BLOCK_POSITIONS)]
+            step.tables[i, : len(blocks)] = blocks
+            at += row.count
+
+    def _check(self, row: Row) -> None:
+        end = row.first + row.count
+        if end > self.max_context:
+            message = (
+                f"position {end} is past the context of {self.max_context:,}. Shorten it "
+                "or load with --max-context."
+            )
+            raise ContextLengthError(message, code="context_length_exceeded")
+        if row.count < 1 or row.first < 0 or end > row.sequence.total:
+            raise ShapeError(f"rows {row.first}..{end} of a sequence of {row.sequence.total} ids")
+        if len(row.sequence.blocks) * BLOCK_POSITIONS < end:
+            raise ShapeError(
+                f"a sequence of {len(row.sequence.blocks)} blocks does not reach position {end}"
+            )
+        if row.wants and not (row.first <= row.wants[0] and row.wants[-1] < end):
+            raise ShapeError(f"wanted positions {row.wants} are not in {row.first}..{end}")
+
+    def logits(self, count: int) -> np.ndarray[tuple[int, int], np.dtype[np.float32]]:
+        """A copy of the last step's first `count` logit rows (at most limits.logit_rows), (count,
+        vocab_size of the model).
+        """
+        return np.array(self._logits[:count], copy=True)
+
+    def timings(self, rows: Seq[Row]) -> list[tuple[str, int]]:
+        """Runs a step without sampling; (kernel, nanoseconds) of every launch."""
+        self._bind(rows)
+        self._step.logit_rows = min(len(rows), self.limits.logit_rows)
+        self._step.logit_index[: self._step.logit_rows] = (
+            np.cumsum([row.count for row in rows])[: self._step.logit_rows] - 1
+        )
+        program = self._compiled.program
+        return [(program.name(i), ns) for i, ns in enumerate(program.run_timed(self._step))]
+
+    @property
+    def launches(self) -> int:
+        """Launches of a step."""
+        return len(self._compiled.program)
+
+    def close(self) -> None:
+        """Gives the pools back; the runner must not be used any more."""
+        for pool in self.device.stats().pools:
+            self.device.release(pool.name)

@@ -1,0 +1,121 @@
+"""What a device is: a name, memory, and programs of launches. A back end is one file; others
+register by entry point.
+
+A package offers a back end with an entry point in the group `rebar.backends` whose object is a
+callable `(threads: int, isa: str | None) -> Backend`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from importlib.metadata import entry_points
+from typing import Protocol
+
+from rebar import _native
+from rebar.errors import DeviceError, ShapeError
+from rebar.hal.arrays import QuantizedRows, Rows
+from rebar.hal.launches import Domain, Launch, Select
+
+ENTRY_POINT_GROUP = "rebar.backends"
+Step = _native.Step
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a program may meet: most rows, logit rows and block tables of a step; ids, positions and
+    blocks below a number.
+    """
+
+    rows: int
+    logit_rows: int = 0
+    sequences: int = 1
+    vocab: int = 1
+    positions: int = 1
+    blocks: int = 1
+
+    def rows_of(self, domain: Domain) -> int:
+        """Most rows a launch over `domain` covers."""
+        return self.rows if domain is Domain.ROWS else self.logit_rows
+
+
+class Program(Protocol):
+    """Launches in recorded order, run by one call."""
+
+    def add(self, launch: Launch) -> None:
+        """Appends a launch; ShapeError when its sizes disagree or its buffers are too small for the
+        limits.
+        """
+
+    def __len__(self) -> int:
+        """Launches recorded."""
+
+    def name(self, index: int) -> str:
+        """Kernel name of a launch."""
+
+    def run(self, step: Step, begin: int = 0, end: int | None = None) -> None:
+        """Runs launches begin..end-1 for one step; ValueError for a step outside the limits."""
+
+    def run_timed(self, step: Step) -> list[int]:
+        """Runs all launches; nanoseconds of each."""
+
+
+class Backend(Protocol):
+    """A device that runs programs."""
+
+    name: str
+
+    def describe(self) -> str:
+        """One line: what computes here and with how much."""
+
+    def program(self, limits: Limits) -> Program:
+        """An empty program."""
+
+
+BackendFactory = Callable[[int, str | None], Backend]
+
+
+def operands(launch: Launch) -> Iterator[tuple[str, Rows | QuantizedRows, Domain]]:
+    """The row operands of a launch, with the rows each must have room for."""
+    domain = getattr(launch, "domain", Domain.ROWS)
+    for name in launch.__slots__:
+        value = getattr(launch, name)
+        if isinstance(value, Rows | QuantizedRows) and name != "table":
+            yield (
+                name,
+                value,
+                Domain.LOGIT_ROWS if isinstance(launch, Select) and name == "y" else domain,
+            )
+
+
+def check(launch: Launch, limits: Limits) -> None:
+    """The native door: named sizes agree and every buffer has room for the most rows."""
+    launch.check()
+    for name, value, domain in operands(launch):
+        if value.count < limits.rows_of(domain):
+            kind = type(launch).__name__
+            raise ShapeError(
+                f"{kind}: {name} has room for {value.count} rows, the program needs "
+                f"{limits.rows_of(domain)}"
+            )
+
+
+def backends() -> dict[str, BackendFactory]:
+    """Every back end at hand: the built-in `cpu` and `ref`, and those of installed packages."""
+    from rebar.hal.cpu import CpuBackend
+    from rebar.hal.ref import RefBackend
+
+    found: dict[str, BackendFactory] = {"cpu": CpuBackend, "ref": RefBackend}
+    for point in entry_points(group=ENTRY_POINT_GROUP):
+        found.setdefault(point.name, point.load())
+    return found
+
+
+def open_backend(name: str, threads: int, isa: str | None = None) -> Backend:
+    """The back end of that name; DeviceError naming those that exist."""
+    known = backends()
+    if name not in known:
+        raise DeviceError(
+            f"no back end {name!r}; there are {', '.join(sorted(known))}. Choose one with --device."
+        )
+    return known[name](threads, isa)

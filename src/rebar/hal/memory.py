@@ -1,0 +1,164 @@
+"""Pools: every byte belongs to a named pool with a budget, and each pool can say to the byte what
+it holds.
+
+The law: a pool takes its whole budget from the system once, as one anonymous mapping (pages cost
+memory only when first touched), and cuts aligned blocks from it, first fit, neighbours joined again
+on free. Nothing on the token path allocates.
+"""
+
+from __future__ import annotations
+
+import mmap
+from bisect import insort
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from rebar.errors import MemoryBudgetError, ShapeError
+
+ALIGNMENT = 256  # a multiple of every vector width and of CUDA's allocation alignment
+
+
+@dataclass(frozen=True, slots=True)
+class PoolStats:
+    """Bytes of one pool. fragmentation: the share of the free bytes that is not in the largest free
+    block.
+    """
+
+    name: str
+    budget: int
+    used: int
+    free: int
+    largest_block: int
+    fragmentation: float
+    peak: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Block:
+    """An aligned piece of a pool. `what` says whose it is."""
+
+    pool: Pool
+    offset: int
+    nbytes: int
+    what: str
+
+    @property
+    def address(self) -> int:
+        """Address of the first byte."""
+        return self.pool.address + self.offset
+
+    def bytes(self) -> NDArray[np.uint8]:
+        """All bytes, writable."""
+        return self.pool.memory[self.offset : self.offset + self.nbytes]
+
+    def array(self, dtype: DTypeLike, shape: tuple[int, ...]) -> NDArray[np.generic]:
+        """The block's first bytes as an array; ShapeError when they do not suffice."""
+        kind = np.dtype(dtype)
+        needed = kind.itemsize * int(np.prod(shape, dtype=np.int64))
+        if needed > self.nbytes:
+            raise ShapeError(
+                f"{self.what}: {shape} of {kind} needs {needed:,} bytes, block has {self.nbytes:,}"
+            )
+        return self.bytes()[:needed].view(kind).reshape(shape)
+
+
+def aligned(nbytes: int, alignment: int = ALIGNMENT) -> int:
+    """nbytes rounded up to a multiple of the alignment."""
+    return -(-nbytes // alignment) * alignment
+
+
+class Pool:
+    """A budget of bytes from which blocks are cut.
+
+    Errors: MemoryBudgetError with needed and available bytes, naming the largest free block when
+    only fragmentation is in the way.
+    """
+
+    def __init__(self, name: str, budget: int, alignment: int = ALIGNMENT) -> None:
+        if budget < 0:
+            raise MemoryBudgetError(
+                f"pool {name}: a budget of {budget} bytes", needed=0, available=0
+            )
+        self.name = name
+        self.budget = aligned(budget, alignment)
+        self.alignment = alignment
+        self._map = self._reserve(max(self.budget, mmap.PAGESIZE))
+        self.memory: NDArray[np.uint8] = np.frombuffer(self._map, dtype=np.uint8)
+        self.address: int = self.memory.ctypes.data
+        self._gaps: list[tuple[int, int]] = (
+            [(0, self.budget)] if self.budget else []
+        )  # (offset, nbytes), by offset
+        self._blocks: dict[int, Block] = {}
+        self._peak = 0
+
+    def _reserve(self, nbytes: int) -> mmap.mmap:
+        try:
+            return mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        except (OSError, OverflowError, ValueError) as error:
+            message = (
+                f"pool {self.name}: the system refuses {nbytes:,} bytes ({error}). Give a "
+                "smaller --memory."
+            )
+            raise MemoryBudgetError(message, needed=nbytes, available=0) from error
+
+    def allocate(self, nbytes: int, what: str) -> Block:
+        """A block of at least `nbytes` bytes, aligned; contents undefined."""
+        size = aligned(max(nbytes, 1), self.alignment)
+        for i, (offset, gap) in enumerate(self._gaps):
+            if gap >= size:
+                self._gaps[i : i + 1] = [(offset + size, gap - size)] if gap > size else []
+                block = Block(self, offset, size, what)
+                self._blocks[offset] = block
+                self._peak = max(self._peak, self.stats().used)
+                return block
+        raise self._full(size, what)
+
+    def _full(self, size: int, what: str) -> MemoryBudgetError:
+        stats = self.stats()
+        cause = (
+            f"its largest free block is {stats.largest_block:,}"
+            if stats.free >= size
+            else f"{stats.free:,} are free"
+        )
+        return MemoryBudgetError(
+            f"pool {self.name}: {what} needs {size:,} bytes, {cause} of "
+            f"{self.budget:,}. Give it more with --memory.",
+            needed=size,
+            available=stats.largest_block,
+        )
+
+    def free(self, block: Block) -> None:
+        """Gives a block back. Freeing twice, or a block of another pool, is an error."""
+        if self._blocks.get(block.offset) is not block:
+            raise MemoryBudgetError(
+                f"pool {self.name}: {block.what} is not allocated here", needed=0, available=0
+            )
+        del self._blocks[block.offset]
+        insort(self._gaps, (block.offset, block.nbytes))
+        joined: list[tuple[int, int]] = []
+        for offset, nbytes in self._gaps:
+            if joined and sum(joined[-1]) == offset:
+                joined[-1] = (joined[-1][0], joined[-1][1] + nbytes)
+            else:
+                joined.append((offset, nbytes))
+        self._gaps = joined
+
+    def stats(self) -> PoolStats:
+        """What the pool holds now."""
+        free = sum(nbytes for _, nbytes in self._gaps)
+        largest = max((nbytes for _, nbytes in self._gaps), default=0)
+        return PoolStats(
+            name=self.name,
+            budget=self.budget,
+            used=self.budget - free,
+            free=free,
+            largest_block=largest,
+            fragmentation=1.0 - largest / free if free else 0.0,
+            peak=self._peak,
+        )
+
+    def blocks(self) -> list[Block]:
+        """Blocks in use, by offset."""
+        return [self._blocks[offset] for offset in sorted(self._blocks)]

@@ -1,0 +1,240 @@
+"""The reference back end: every launch in NumPy, sums in float64, one rounding at the end. Slow,
+short, the specification.
+
+Integer parts (quantized activations, dot products) are exact and equal the kernels' to the bit;
+float results differ from theirs by rounding only.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from functools import singledispatchmethod
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rebar.errors import DeviceError
+from rebar.hal import launches as la
+from rebar.hal.arrays import Matrix, QuantizedRows, Rows
+from rebar.hal.backend import Limits, Program, Step, check
+from rebar.hal.ref_formats import unpack
+
+F64 = NDArray[np.float64]
+
+
+class RefBackend:
+    """NumPy on one thread."""
+
+    name = "ref"
+
+    def __init__(self, threads: int = 1, isa: str | None = None) -> None:
+        self.threads = threads
+
+    def describe(self) -> str:
+        """One line about this device."""
+        return "ref, NumPy, the specification (slow)"
+
+    def program(self, limits: Limits) -> Program:
+        """An empty program."""
+        return RefProgram(limits)
+
+
+def quantize(x: NDArray[np.float32]) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+    """x (rows, k) -> q (rows, k/32, 32) and d (rows, k/32): d = max|x|/127 of 32 inputs, q =
+    round(x * (1/d)).
+    """
+    groups = x.reshape(x.shape[0], -1, 32)
+    d = (np.abs(groups).max(axis=-1) / np.float32(127.0)).astype(np.float32)
+    inverse = np.divide(np.float32(1.0), d, out=np.zeros_like(d), where=d != 0)
+    with np.errstate(invalid="ignore"):
+        q = np.rint(groups * inverse[..., None])
+    return np.nan_to_num(q).astype(np.int32), d
+
+
+def store(xq: QuantizedRows, x: NDArray[np.float32]) -> None:
+    """Writes the quantized rows of x in the layout of native/rebar.h."""
+    q, d = quantize(x)
+    count, k = x.shape
+    xq.data[:count, :k] = q.reshape(count, k).astype(np.int8).view(np.uint8)
+    xq.data[:count, k : k + k // 8] = d.view(np.uint8)
+    sums = q.reshape(count, k // 16, 16).sum(axis=-1, dtype=np.int32)
+    xq.data[:count, k + k // 8 : k + k // 8 + k // 4] = sums.view(np.uint8)
+
+
+def load(xq: QuantizedRows, count: int) -> F64:
+    """The values that quantized rows stand for, (count, k)."""
+    k = xq.width
+    q = xq.data[:count, :k].view(np.int8).reshape(count, k // 32, 32).astype(np.float64)
+    d = np.ascontiguousarray(xq.data[:count, k : k + k // 8]).view(np.float32)
+    return (q * d[..., None]).reshape(count, k)
+
+
+class RefProgram:
+    """Launches kept as they came, interpreted one by one."""
+
+    def __init__(self, limits: Limits) -> None:
+        self.limits = limits
+        self._launches: list[la.Launch] = []
+        self._dense: dict[int, F64] = {}
+
+    def add(self, launch: la.Launch) -> None:
+        """Checks and appends a launch."""
+        check(launch, self.limits)
+        self._launches.append(launch)
+
+    def __len__(self) -> int:
+        return len(self._launches)
+
+    def name(self, index: int) -> str:
+        """Kernel name of a launch."""
+        return type(self._launches[index]).__name__.lower()
+
+    def run(self, step: Step, begin: int = 0, end: int | None = None) -> None:
+        """Interprets the launches."""
+        for launch in self._launches[begin:end]:
+            self._run(launch, step)
+
+    def run_timed(self, step: Step) -> list[int]:
+        """All launches, nanoseconds of each."""
+        times = [time.perf_counter_ns()]
+        for launch in self._launches:
+            self._run(launch, step)
+            times.append(time.perf_counter_ns())
+        return np.diff(times).tolist()
+
+    def _weights(self, w: Matrix) -> F64:
+        if w.address not in self._dense:
+            self._dense[w.address] = unpack(w).astype(np.float64)
+        return self._dense[w.address]
+
+    @singledispatchmethod
+    def _run(self, launch: la.Launch, step: Step) -> None:
+        raise DeviceError(f"the ref back end has no rule for {type(launch).__name__}")
+
+    @_run.register
+    def _(self, op: la.Embed, step: Step) -> None:
+        values = unpack_rows(self._weights(op.w), step)
+        op.out.data[: step.rows] = values.astype(np.float32) * np.float32(op.scale)
+
+    @_run.register
+    def _(self, op: la.RmsNorm, step: Step) -> None:
+        count = rows(step, op.domain)
+        x = op.x.data[:count].astype(np.float64).reshape(count, op.groups, op.weight.n)
+        scale = 1.0 / np.sqrt((x * x).mean(axis=-1, keepdims=True) + op.eps)
+        put(op.y, (x * scale * op.weight.data).reshape(count, -1), op.quantized)
+
+    @_run.register
+    def _(self, op: la.Quantize, step: Step) -> None:
+        store(op.xq, op.x.data[: rows(step, op.domain)])
+
+    @_run.register
+    def _(self, op: la.Matmul, step: Step) -> None:
+        count = rows(step, op.domain)
+        x = (
+            load(op.x, count)
+            if isinstance(op.x, QuantizedRows)
+            else op.x.data[:count].astype(np.float64)
+        )
+        y = x @ self._weights(op.w).T
+        if op.bias is not None:
+            y = y + op.bias.data
+        if op.residual is not None:
+            y = y + op.residual.data[:count]
+        put(op.y, y)
+
+    @_run.register
+    def _(self, op: la.Rope, step: Step) -> None:
+        count, dim = step.rows, op.table.width
+        x = op.x.data[:count].astype(np.float64).reshape(count, op.heads, op.head_dim)
+        table = op.table.data[step.positions[:count]].astype(np.float64)[:, None, :]
+        cos, sin = table[..., : dim // 2], table[..., dim // 2 :]
+        a, b = x[..., : dim // 2], x[..., dim // 2 : dim]
+        y = np.concatenate([a * cos - b * sin, b * cos + a * sin, x[..., dim:]], axis=-1)
+        put(op.y, y.reshape(count, -1))
+
+    @_run.register
+    def _(self, op: la.Append, step: Step) -> None:
+        heads = (op.storage.kv_heads, op.storage.head_dim)
+        for r in range(step.rows):
+            block, slot = place(step, r, int(step.positions[r]))
+            with np.errstate(over="ignore"):  # beyond f16's range is infinite, as in the kernel
+                op.storage.keys[block, :, :, slot] = op.k.data[r].reshape(heads)
+                op.storage.values[block, :, slot, :] = op.v.data[r].reshape(heads)
+
+    @_run.register
+    def _(self, op: la.Attention, step: Step) -> None:
+        out = np.zeros((step.rows, op.out.width))
+        for r in range(step.rows):
+            last = int(step.positions[r])
+            first = max(0, last - op.window + 1) if op.window else 0
+            where = [place(step, r, p) for p in range(first, last + 1)]
+            k = np.stack([op.storage.keys[b, :, :, s] for b, s in where]).astype(
+                np.float64
+            )  # position, kv head, dim
+            v = np.stack([op.storage.values[b, :, s, :] for b, s in where]).astype(np.float64)
+            q = (
+                op.q.data[r]
+                .astype(np.float64)
+                .reshape(op.storage.kv_heads, -1, op.storage.head_dim)
+            )
+            scores = np.einsum("hgd,phd->hgp", q, k) * op.scale
+            if op.softcap:
+                scores = op.softcap * np.tanh(scores / op.softcap)
+            p = np.exp(scores - scores.max(axis=-1, keepdims=True))
+            out[r] = np.einsum("hgp,phd->hgd", p / p.sum(axis=-1, keepdims=True), v).reshape(-1)
+        put(op.out, out, op.quantized)
+
+    @_run.register
+    def _(self, op: la.Gated, step: Step) -> None:
+        x = op.x.data[: rows(step, op.domain)].astype(np.float64)
+        gate, up = x[:, : op.y.width], x[:, op.y.width :]
+        with np.errstate(over="ignore"):
+            act = silu(gate) if op.activation is la.Activation.SILU else gelu_tanh(gate)
+        put(op.y, act * up, op.quantized)
+
+    @_run.register
+    def _(self, op: la.Add, step: Step) -> None:
+        count = rows(step, op.domain)
+        op.y.data[:count] = op.a.data[:count] + op.b.data[:count]
+
+    @_run.register
+    def _(self, op: la.Select, step: Step) -> None:
+        op.y.data[: step.logit_rows] = op.x.data[step.logit_index[: step.logit_rows]]
+
+    @_run.register
+    def _(self, op: la.Softcap, step: Step) -> None:
+        put(op.y, op.cap * np.tanh(op.x.data[: rows(step, op.domain)].astype(np.float64) / op.cap))
+
+
+def rows(step: Step, domain: la.Domain) -> int:
+    """Rows that a launch covers in this step."""
+    return step.rows if domain is la.Domain.ROWS else step.logit_rows
+
+
+def unpack_rows(weights: F64, step: Step) -> F64:
+    """Rows of the embedding for the step's ids."""
+    return weights[step.ids[: step.rows]]
+
+
+def place(step: Step, row: int, position: int) -> tuple[int, int]:
+    """Block and slot of a position of the row's sequence."""
+    return int(step.tables[step.sequences[row], position // 16]), position % 16
+
+
+def put(y: Rows, values: F64, quantized: QuantizedRows | None = None) -> None:
+    """Rounds once to float32 and stores; also quantized when asked."""
+    y.data[: len(values)] = values.astype(np.float32)
+    if quantized is not None:
+        store(quantized, np.ascontiguousarray(y.data[: len(values)]))
+
+
+def silu(x: F64) -> F64:
+    """x sigmoid(x)."""
+    return x / (1.0 + np.exp(-x))
+
+
+def gelu_tanh(x: F64) -> F64:
+    """The tanh form (Hendrycks & Gimpel, arXiv:1606.08415)."""
+    inner = math.sqrt(2.0 / math.pi) * (x + 0.044715 * x**3)
+    return 0.5 * x * (1.0 + np.tanh(inner))

