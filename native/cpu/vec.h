@@ -23,17 +23,11 @@
 namespace rb::RB_NS {
 
 constexpr int kParts = 16 / kLanes;
-<<<<<<< HEAD
 #ifdef RB_SANITIZED
 constexpr int kPanelRows = 2;
 #else
 constexpr int kPanelRows = kRegisterRows;
 #endif
-struct F { PF p[kParts]; };  // 16 x f32
-struct I { PI p[kParts]; };  // 16 x i32
-struct B { PB p[kParts]; };  // 16 x 4 bytes
-struct M { PM p[kParts]; };  // 16 truths
-=======
 struct F {
   PF p[kParts];
 };  // 16 x f32
@@ -46,7 +40,6 @@ struct B {
 struct M {
   PM p[kParts];
 };  // 16 truths
->>>>>>> main
 
 #define RB_PARTS RB_UNROLL for (int i = 0; i < kParts; ++i)
 #define RB_LIFT1(Out, name, native, A) \
