@@ -124,10 +124,10 @@ def _gated(device: str, isa: str | None) -> NDArray[np.float32]:
     """silu(x[:, :64]) x[:, 64:] of four fixed rows."""
     x = np.linspace(-8, 8, 4 * 128, dtype=np.float32).reshape(4, 128)
     y = np.zeros((4, 64), dtype=np.float32)
-    program = DeviceManager(device, threads=1, isa=isa).backend.program(Limits(rows=4))
+    program = DeviceManager(device, threads=1, isa=isa).backend.program(Limits(rows=4, positions=4))
     program.add(launches.Gated(Rows(x), Rows(y), launches.Activation.SILU))
     step = Step(4, 1, 1, 1)
-    step.rows = 4
+    step.rows, step.positions[:4] = 4, range(4)
     program.run(step)
     return y
 
