@@ -9,13 +9,24 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule
 
-from rebar.dataflow.text import TextStream
 from rebar.errors import ContextLengthError
 from rebar.graph.sequence import Sampled, SamplingParams
 from rebar.service.generation import Generation
 from rebar.service.messages import RequestPacket
 from rebar.service.scheduler import Plan, Scheduler
-from tests.service.fakes import BLOCK, END, FakePool, scripted_tokenizer
+from tests.service.fakes import BLOCK, END, FakePool
+
+
+class NoText:
+    """Text of no interest: the scheduler counts ids."""
+
+    stopped = False
+
+    def push(self, token: int, /) -> str:
+        return ""
+
+    def finish(self) -> str:
+        return ""
 
 
 def generation(
@@ -31,7 +42,7 @@ def generation(
         end_ids=(END,),
         score_prompt=score_prompt,
     )
-    return Generation(packet, TextStream(scripted_tokenizer()))
+    return Generation(packet, NoText())
 
 
 def run(scheduler: Scheduler, plan: Plan, token: int = 97) -> list[Generation]:
@@ -89,6 +100,34 @@ def test_first_come_first_served_for_memory() -> None:
     assert [w.packet.ticket for w in scheduler.schedule().work] == [2]
     scheduler.remove(large)
     assert [w.packet.ticket for w in scheduler.schedule().work] == [3]
+
+
+def test_choices_that_may_need_everything_run_together() -> None:
+    """Chats without max_tokens: reserving the whole context for each let two of eight run."""
+    scheduler = Scheduler(FakePool(16), max_rows=32, max_running=8)
+    chats = [generation(i, 10, 118) for i in range(8)]  # each may come to need eight blocks
+    for chat in chats:
+        scheduler.add(chat)
+    together = 0
+    while list(scheduler):
+        plan = scheduler.schedule()
+        scheduler.check_integrity()
+        together = max(together, len(plan.rows))
+        run(scheduler, plan, END if scheduler.running[0].sampled >= 4 else 97)
+    assert together == 8
+
+
+def test_who_pauses_is_not_overtaken_for_ever() -> None:
+    """Small requests that keep coming must not keep the memory from a large one that has begun."""
+    scheduler = Scheduler(FakePool(8), max_rows=32, max_running=8)
+    large = generation(0, 20, 100)
+    scheduler.add(large)
+    for ticket in range(1, 400):
+        scheduler.add(generation(ticket, 20, 12))
+        run(scheduler, scheduler.schedule())
+        if large not in list(scheduler):
+            break
+    assert large.sampled == 100
 
 
 @pytest.mark.parametrize(
