@@ -4,8 +4,10 @@ can think of.
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule
 
@@ -144,6 +146,52 @@ def test_what_can_never_fit_is_refused(prompt: int, max_tokens: int, fits: bool)
             scheduler.add(generation(1, prompt, max_tokens))
 
 
+def can_all_finish(scheduler: Scheduler, favoured: Generation | None = None) -> bool:
+    """The oracle of `_safe`: tries every order. `favoured` is thought to hold one block more."""
+    claims = []
+    for g in scheduler.running:
+        held = len(g.sequence.blocks) + (g is favoured)
+        claims.append((scheduler.blocks_for(g.positions) - held, held))
+    free = scheduler.pool.free_blocks - (favoured is not None)
+
+    def finishes(order: tuple[tuple[int, int], ...]) -> bool:
+        left = free
+        for missing, held in order:
+            if missing > left:
+                return False
+            left += held
+        return True
+
+    return free >= 0 and any(finishes(order) for order in itertools.permutations(claims))
+
+
+def check_pauses(scheduler: Scheduler, plan: Plan) -> None:
+    """Nobody pauses without need, and what was granted lets all finish."""
+    scheduler.check_integrity()
+    assert can_all_finish(scheduler)
+    for paused in set(scheduler.running) - set(plan.work):
+        assert not can_all_finish(scheduler, paused), "it paused without need"
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    requests=st.lists(st.tuples(st.integers(1, 20), st.integers(20, 110)), min_size=3, max_size=6),
+    blocks=st.integers(9, 14),
+)
+def test_memory_is_shared_to_the_brim_and_never_locked(
+    requests: list[tuple[int, int]], blocks: int
+) -> None:
+    """Requests that together need more than there is, each run to its end."""
+    scheduler = Scheduler(FakePool(blocks), max_rows=64, max_running=4)
+    for ticket, (prompt, max_tokens) in enumerate(requests):
+        scheduler.add(generation(ticket, prompt, max_tokens))
+    while list(scheduler):
+        plan = scheduler.schedule()
+        check_pauses(scheduler, plan)
+        assert plan.rows
+        run(scheduler, plan)
+
+
 class Accounting(RuleBasedStateMachine):
     """Requests come, run, end and are cancelled at any time; no block is ever lost, shared or freed
     twice.
@@ -171,6 +219,7 @@ class Accounting(RuleBasedStateMachine):
         plan = self.scheduler.schedule()
         assert sum(row.count for row in plan.rows) <= 8
         assert bool(plan.rows) == bool(list(self.scheduler)), "work is waiting and nothing runs"
+        check_pauses(self.scheduler, plan)
         run(self.scheduler, plan, token)
 
     @rule(work=live)
@@ -181,6 +230,7 @@ class Accounting(RuleBasedStateMachine):
     @invariant()
     def integrity(self) -> None:
         self.scheduler.check_integrity()
+        assert can_all_finish(self.scheduler)
 
     def teardown(self) -> None:
         for _ in range(2000):
@@ -193,4 +243,4 @@ class Accounting(RuleBasedStateMachine):
 
 
 TestAccounting = Accounting.TestCase
-TestAccounting.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestAccounting.settings = settings(max_examples=100, stateful_step_count=30, deadline=None)
