@@ -32,15 +32,22 @@ using Matrix = std::tuple<Address, int32_t, int32_t, int32_t>;
 class Step {
  public:
   Step(int32_t rows, int32_t logit_rows, int32_t sequences, int32_t table_stride)
-      : ids(size(rows)), positions(size(rows)), sequence(size(rows)), logit_index(size(logit_rows)),
-        tables(size(sequences) * size(table_stride)), sequences_(sequences), stride_(table_stride) {}
+      : ids(size(rows)),
+        positions(size(rows)),
+        sequence(size(rows)),
+        logit_index(size(logit_rows)),
+        tables(size(sequences) * size(table_stride)),
+        sequences_(sequences),
+        stride_(table_stride) {}
 
   rb_step view() const {
     if (rows < 0 || size(rows) > ids.size() || logit_rows < 0 || size(logit_rows) > logit_index.size())
       throw std::invalid_argument("a step of more rows than it has room for");
     for (int32_t r = 0; r < rows; ++r)
-      if (sequence[size(r)] < 0 || sequence[size(r)] >= sequences_) throw std::invalid_argument("a row names no block table");
-    return {rows, logit_rows, ids.data(), positions.data(), sequence.data(), tables.data(), stride_, logit_index.data()};
+      if (sequence[size(r)] < 0 || sequence[size(r)] >= sequences_)
+        throw std::invalid_argument("a row names no block table");
+    return {rows,          logit_rows, ids.data(),        positions.data(), sequence.data(),
+            tables.data(), stride_,    logit_index.data()};
   }
   size_t sequences() const { return size(sequences_); }
   size_t stride() const { return size(stride_); }
@@ -58,18 +65,40 @@ class Step {
 
 using Ints = nb::ndarray<nb::numpy, int32_t>;
 
-Ints view_of(std::vector<int32_t>& v, std::initializer_list<size_t> shape, nb::handle owner) { return Ints(v.data(), shape, owner); }
+Ints view_of(std::vector<int32_t>& v, std::initializer_list<size_t> shape, nb::handle owner) {
+  return Ints(v.data(), shape, owner);
+}
 
 void bind_step(nb::module_& m) {
   nb::class_<Step>(m, "Step")
-      .def(nb::init<int32_t, int32_t, int32_t, int32_t>(), nb::arg("rows"), nb::arg("logit_rows"), nb::arg("sequences"), nb::arg("table_stride"))
+      .def(nb::init<int32_t, int32_t, int32_t, int32_t>(), nb::arg("rows"), nb::arg("logit_rows"), nb::arg("sequences"),
+           nb::arg("table_stride"))
       .def_rw("rows", &Step::rows)
       .def_rw("logit_rows", &Step::logit_rows)
-      .def_prop_ro("ids", [](nb::handle_t<Step> h) { auto& s = nb::cast<Step&>(h); return view_of(s.ids, {s.ids.size()}, h); })
-      .def_prop_ro("positions", [](nb::handle_t<Step> h) { auto& s = nb::cast<Step&>(h); return view_of(s.positions, {s.positions.size()}, h); })
-      .def_prop_ro("sequences", [](nb::handle_t<Step> h) { auto& s = nb::cast<Step&>(h); return view_of(s.sequence, {s.sequence.size()}, h); })
-      .def_prop_ro("logit_index", [](nb::handle_t<Step> h) { auto& s = nb::cast<Step&>(h); return view_of(s.logit_index, {s.logit_index.size()}, h); })
-      .def_prop_ro("tables", [](nb::handle_t<Step> h) { auto& s = nb::cast<Step&>(h); return view_of(s.tables, {s.sequences(), s.stride()}, h); });
+      .def_prop_ro("ids",
+                   [](nb::handle_t<Step> h) {
+                     auto& s = nb::cast<Step&>(h);
+                     return view_of(s.ids, {s.ids.size()}, h);
+                   })
+      .def_prop_ro("positions",
+                   [](nb::handle_t<Step> h) {
+                     auto& s = nb::cast<Step&>(h);
+                     return view_of(s.positions, {s.positions.size()}, h);
+                   })
+      .def_prop_ro("sequences",
+                   [](nb::handle_t<Step> h) {
+                     auto& s = nb::cast<Step&>(h);
+                     return view_of(s.sequence, {s.sequence.size()}, h);
+                   })
+      .def_prop_ro("logit_index",
+                   [](nb::handle_t<Step> h) {
+                     auto& s = nb::cast<Step&>(h);
+                     return view_of(s.logit_index, {s.logit_index.size()}, h);
+                   })
+      .def_prop_ro("tables", [](nb::handle_t<Step> h) {
+        auto& s = nb::cast<Step&>(h);
+        return view_of(s.tables, {s.sequences(), s.stride()}, h);
+      });
 }
 
 rb_launch launch(rb_op op) {
@@ -79,87 +108,195 @@ rb_launch launch(rb_op op) {
 }
 
 void bind_launches(nb::class_<rb::Program>& c) {
-  c.def("embed", [](rb::Program& p, Matrix w, Address out, int32_t out_stride, float scale) {
-     auto l = launch(RB_OP_EMBED);
-     l.args.embed = {matrix(w), at<float>(out), out_stride, scale};
-     p.add(l);
-   }, nb::kw_only(), nb::arg("w"), nb::arg("out"), nb::arg("out_stride"), nb::arg("scale"));
-  c.def("rms_norm", [](rb::Program& p, Address x, Address weight, Address y, Address yq, int32_t x_stride, int32_t y_stride, int32_t n, int32_t groups, float eps, int32_t domain) {
-     auto l = launch(RB_OP_RMS_NORM);
-     l.args.rms_norm = {at<const float>(x), at<const float>(weight), at<float>(y), at<uint8_t>(yq), x_stride, y_stride, n, groups, eps, domain};
-     p.add(l);
-   }, nb::kw_only(), nb::arg("x"), nb::arg("weight"), nb::arg("y"), nb::arg("yq"), nb::arg("x_stride"), nb::arg("y_stride"), nb::arg("n"), nb::arg("groups"), nb::arg("eps"), nb::arg("domain"));
-  c.def("quantize", [](rb::Program& p, Address x, Address xq, int32_t x_stride, int32_t k, int32_t domain) {
-     auto l = launch(RB_OP_QUANTIZE);
-     l.args.quantize = {at<const float>(x), at<uint8_t>(xq), x_stride, k, domain};
-     p.add(l);
-   }, nb::kw_only(), nb::arg("x"), nb::arg("xq"), nb::arg("x_stride"), nb::arg("k"), nb::arg("domain"));
-  c.def("matmul", [](rb::Program& p, Matrix w, Address x, Address xq, Address bias, Address residual, Address y, int32_t x_stride, int32_t y_stride, int32_t residual_stride, int32_t domain) {
-     auto l = launch(RB_OP_MATMUL);
-     l.args.matmul = {matrix(w), at<const float>(x), at<const uint8_t>(xq), at<const float>(bias), at<const float>(residual), at<float>(y), x_stride, y_stride, residual_stride, domain};
-     p.add(l);
-   }, nb::kw_only(), nb::arg("w"), nb::arg("x"), nb::arg("xq"), nb::arg("bias"), nb::arg("residual"), nb::arg("y"), nb::arg("x_stride"), nb::arg("y_stride"), nb::arg("residual_stride"), nb::arg("domain"));
-  c.def("rope", [](rb::Program& p, Address x, Address y, Address table, int32_t x_stride, int32_t y_stride, int32_t heads, int32_t head_dim, int32_t dim, int32_t table_rows) {
-     auto l = launch(RB_OP_ROPE);
-     l.args.rope = {at<const float>(x), at<float>(y), at<const float>(table), x_stride, y_stride, heads, head_dim, dim, table_rows};
-     p.add(l);
-   }, nb::kw_only(), nb::arg("x"), nb::arg("y"), nb::arg("table"), nb::arg("x_stride"), nb::arg("y_stride"), nb::arg("heads"), nb::arg("head_dim"), nb::arg("dim"), nb::arg("table_rows"));
-  c.def("append", [](rb::Program& p, Address k, Address v, Address keys, Address values, int32_t k_stride, int32_t v_stride, int32_t kv_heads, int32_t head_dim, int32_t blocks) {
-     auto l = launch(RB_OP_APPEND);
-     l.args.append = {at<const float>(k), at<const float>(v), at<uint16_t>(keys), at<uint16_t>(values), k_stride, v_stride, kv_heads, head_dim, blocks};
-     p.add(l);
-   }, nb::kw_only(), nb::arg("k"), nb::arg("v"), nb::arg("keys"), nb::arg("values"), nb::arg("k_stride"), nb::arg("v_stride"), nb::arg("kv_heads"), nb::arg("head_dim"), nb::arg("blocks"));
-  c.def("attention", [](rb::Program& p, Address q, Address keys, Address values, Address out, Address outq, int32_t q_stride, int32_t out_stride, int32_t heads, int32_t kv_heads, int32_t head_dim, int32_t window, int32_t max_positions, int32_t blocks, float scale, float softcap) {
-     auto l = launch(RB_OP_ATTENTION);
-     l.args.attention = {at<const float>(q), at<const uint16_t>(keys), at<const uint16_t>(values), at<float>(out), at<uint8_t>(outq), q_stride, out_stride, heads, kv_heads, head_dim, window, max_positions, blocks, scale, softcap};
-     p.add(l);
-   }, nb::kw_only(), nb::arg("q"), nb::arg("keys"), nb::arg("values"), nb::arg("out"), nb::arg("outq"), nb::arg("q_stride"), nb::arg("out_stride"), nb::arg("heads"), nb::arg("kv_heads"), nb::arg("head_dim"), nb::arg("window"), nb::arg("max_positions"), nb::arg("blocks"), nb::arg("scale"), nb::arg("softcap"));
-  c.def("gated", [](rb::Program& p, Address x, Address y, Address yq, int32_t x_stride, int32_t y_stride, int32_t n, int32_t act, int32_t domain) {
-     auto l = launch(RB_OP_GATED);
-     l.args.gated = {at<const float>(x), at<float>(y), at<uint8_t>(yq), x_stride, y_stride, n, act, domain};
-     p.add(l);
-   }, nb::kw_only(), nb::arg("x"), nb::arg("y"), nb::arg("yq"), nb::arg("x_stride"), nb::arg("y_stride"), nb::arg("n"), nb::arg("act"), nb::arg("domain"));
-  c.def("add", [](rb::Program& p, Address a, Address b, Address y, int32_t a_stride, int32_t b_stride, int32_t y_stride, int32_t n, int32_t domain) {
-     auto l = launch(RB_OP_ADD);
-     l.args.add = {at<const float>(a), at<const float>(b), at<float>(y), a_stride, b_stride, y_stride, n, domain};
-     p.add(l);
-   }, nb::kw_only(), nb::arg("a"), nb::arg("b"), nb::arg("y"), nb::arg("a_stride"), nb::arg("b_stride"), nb::arg("y_stride"), nb::arg("n"), nb::arg("domain"));
-  c.def("select", [](rb::Program& p, Address x, Address y, int32_t x_stride, int32_t y_stride, int32_t n) {
-     auto l = launch(RB_OP_SELECT);
-     l.args.select = {at<const float>(x), at<float>(y), x_stride, y_stride, n};
-     p.add(l);
-   }, nb::kw_only(), nb::arg("x"), nb::arg("y"), nb::arg("x_stride"), nb::arg("y_stride"), nb::arg("n"));
-  c.def("softcap", [](rb::Program& p, Address x, Address y, int32_t x_stride, int32_t y_stride, int32_t n, int32_t domain, float cap) {
-     auto l = launch(RB_OP_SOFTCAP);
-     l.args.softcap = {at<const float>(x), at<float>(y), x_stride, y_stride, n, domain, cap};
-     p.add(l);
-   }, nb::kw_only(), nb::arg("x"), nb::arg("y"), nb::arg("x_stride"), nb::arg("y_stride"), nb::arg("n"), nb::arg("domain"), nb::arg("cap"));
+  c.def(
+      "embed",
+      [](rb::Program& p, Matrix w, Address out, int32_t out_stride, float scale) {
+        auto l = launch(RB_OP_EMBED);
+        l.args.embed = {matrix(w), at<float>(out), out_stride, scale};
+        p.add(l);
+      },
+      nb::kw_only(), nb::arg("w"), nb::arg("out"), nb::arg("out_stride"), nb::arg("scale"));
+  c.def(
+      "rms_norm",
+      [](rb::Program& p, Address x, Address weight, Address y, Address yq, int32_t x_stride, int32_t y_stride,
+         int32_t n, int32_t groups, float eps, int32_t domain) {
+        auto l = launch(RB_OP_RMS_NORM);
+        l.args.rms_norm = {at<const float>(x),
+                           at<const float>(weight),
+                           at<float>(y),
+                           at<uint8_t>(yq),
+                           x_stride,
+                           y_stride,
+                           n,
+                           groups,
+                           eps,
+                           domain};
+        p.add(l);
+      },
+      nb::kw_only(), nb::arg("x"), nb::arg("weight"), nb::arg("y"), nb::arg("yq"), nb::arg("x_stride"),
+      nb::arg("y_stride"), nb::arg("n"), nb::arg("groups"), nb::arg("eps"), nb::arg("domain"));
+  c.def(
+      "quantize",
+      [](rb::Program& p, Address x, Address xq, int32_t x_stride, int32_t k, int32_t domain) {
+        auto l = launch(RB_OP_QUANTIZE);
+        l.args.quantize = {at<const float>(x), at<uint8_t>(xq), x_stride, k, domain};
+        p.add(l);
+      },
+      nb::kw_only(), nb::arg("x"), nb::arg("xq"), nb::arg("x_stride"), nb::arg("k"), nb::arg("domain"));
+  c.def(
+      "matmul",
+      [](rb::Program& p, Matrix w, Address x, Address xq, Address bias, Address residual, Address y, int32_t x_stride,
+         int32_t y_stride, int32_t residual_stride, int32_t domain) {
+        auto l = launch(RB_OP_MATMUL);
+        l.args.matmul = {matrix(w),
+                         at<const float>(x),
+                         at<const uint8_t>(xq),
+                         at<const float>(bias),
+                         at<const float>(residual),
+                         at<float>(y),
+                         x_stride,
+                         y_stride,
+                         residual_stride,
+                         domain};
+        p.add(l);
+      },
+      nb::kw_only(), nb::arg("w"), nb::arg("x"), nb::arg("xq"), nb::arg("bias"), nb::arg("residual"), nb::arg("y"),
+      nb::arg("x_stride"), nb::arg("y_stride"), nb::arg("residual_stride"), nb::arg("domain"));
+  c.def(
+      "rope",
+      [](rb::Program& p, Address x, Address y, Address table, int32_t x_stride, int32_t y_stride, int32_t heads,
+         int32_t head_dim, int32_t dim, int32_t table_rows) {
+        auto l = launch(RB_OP_ROPE);
+        l.args.rope = {at<const float>(x), at<float>(y), at<const float>(table),
+                       x_stride,           y_stride,     heads,
+                       head_dim,           dim,          table_rows};
+        p.add(l);
+      },
+      nb::kw_only(), nb::arg("x"), nb::arg("y"), nb::arg("table"), nb::arg("x_stride"), nb::arg("y_stride"),
+      nb::arg("heads"), nb::arg("head_dim"), nb::arg("dim"), nb::arg("table_rows"));
+  c.def(
+      "append",
+      [](rb::Program& p, Address k, Address v, Address keys, Address values, int32_t k_stride, int32_t v_stride,
+         int32_t kv_heads, int32_t head_dim, int32_t blocks) {
+        auto l = launch(RB_OP_APPEND);
+        l.args.append = {at<const float>(k),
+                         at<const float>(v),
+                         at<uint16_t>(keys),
+                         at<uint16_t>(values),
+                         k_stride,
+                         v_stride,
+                         kv_heads,
+                         head_dim,
+                         blocks};
+        p.add(l);
+      },
+      nb::kw_only(), nb::arg("k"), nb::arg("v"), nb::arg("keys"), nb::arg("values"), nb::arg("k_stride"),
+      nb::arg("v_stride"), nb::arg("kv_heads"), nb::arg("head_dim"), nb::arg("blocks"));
+  c.def(
+      "attention",
+      [](rb::Program& p, Address q, Address keys, Address values, Address out, Address outq, int32_t q_stride,
+         int32_t out_stride, int32_t heads, int32_t kv_heads, int32_t head_dim, int32_t window, int32_t max_positions,
+         int32_t blocks, float scale, float softcap) {
+        auto l = launch(RB_OP_ATTENTION);
+        l.args.attention = {at<const float>(q),
+                            at<const uint16_t>(keys),
+                            at<const uint16_t>(values),
+                            at<float>(out),
+                            at<uint8_t>(outq),
+                            q_stride,
+                            out_stride,
+                            heads,
+                            kv_heads,
+                            head_dim,
+                            window,
+                            max_positions,
+                            blocks,
+                            scale,
+                            softcap};
+        p.add(l);
+      },
+      nb::kw_only(), nb::arg("q"), nb::arg("keys"), nb::arg("values"), nb::arg("out"), nb::arg("outq"),
+      nb::arg("q_stride"), nb::arg("out_stride"), nb::arg("heads"), nb::arg("kv_heads"), nb::arg("head_dim"),
+      nb::arg("window"), nb::arg("max_positions"), nb::arg("blocks"), nb::arg("scale"), nb::arg("softcap"));
+  c.def(
+      "gated",
+      [](rb::Program& p, Address x, Address y, Address yq, int32_t x_stride, int32_t y_stride, int32_t n, int32_t act,
+         int32_t domain) {
+        auto l = launch(RB_OP_GATED);
+        l.args.gated = {at<const float>(x), at<float>(y), at<uint8_t>(yq), x_stride, y_stride, n, act, domain};
+        p.add(l);
+      },
+      nb::kw_only(), nb::arg("x"), nb::arg("y"), nb::arg("yq"), nb::arg("x_stride"), nb::arg("y_stride"), nb::arg("n"),
+      nb::arg("act"), nb::arg("domain"));
+  c.def(
+      "add",
+      [](rb::Program& p, Address a, Address b, Address y, int32_t a_stride, int32_t b_stride, int32_t y_stride,
+         int32_t n, int32_t domain) {
+        auto l = launch(RB_OP_ADD);
+        l.args.add = {at<const float>(a), at<const float>(b), at<float>(y), a_stride, b_stride, y_stride, n, domain};
+        p.add(l);
+      },
+      nb::kw_only(), nb::arg("a"), nb::arg("b"), nb::arg("y"), nb::arg("a_stride"), nb::arg("b_stride"),
+      nb::arg("y_stride"), nb::arg("n"), nb::arg("domain"));
+  c.def(
+      "select",
+      [](rb::Program& p, Address x, Address y, int32_t x_stride, int32_t y_stride, int32_t n) {
+        auto l = launch(RB_OP_SELECT);
+        l.args.select = {at<const float>(x), at<float>(y), x_stride, y_stride, n};
+        p.add(l);
+      },
+      nb::kw_only(), nb::arg("x"), nb::arg("y"), nb::arg("x_stride"), nb::arg("y_stride"), nb::arg("n"));
+  c.def(
+      "softcap",
+      [](rb::Program& p, Address x, Address y, int32_t x_stride, int32_t y_stride, int32_t n, int32_t domain,
+         float cap) {
+        auto l = launch(RB_OP_SOFTCAP);
+        l.args.softcap = {at<const float>(x), at<float>(y), x_stride, y_stride, n, domain, cap};
+        p.add(l);
+      },
+      nb::kw_only(), nb::arg("x"), nb::arg("y"), nb::arg("x_stride"), nb::arg("y_stride"), nb::arg("n"),
+      nb::arg("domain"), nb::arg("cap"));
 }
 
 }  // namespace
 
 void bind_hal(nb::module_& m) {
-  nb::class_<rb::Pool>(m, "Pool").def(nb::init<int>(), nb::arg("threads")).def_prop_ro("threads", &rb::Pool::threads).def_prop_ro("scratch_bytes", &rb::Pool::scratch_bytes);
+  nb::class_<rb::Pool>(m, "Pool")
+      .def(nb::init<int>(), nb::arg("threads"))
+      .def_prop_ro("threads", &rb::Pool::threads)
+      .def_prop_ro("scratch_bytes", &rb::Pool::scratch_bytes);
   bind_step(m);
-  auto program = nb::class_<rb::Program>(m, "Program")
-      .def("__init__", [](rb::Program* self, rb::Pool& pool, int32_t isa, int32_t rows, int32_t logit_rows, int32_t sequences, int32_t vocab, int32_t positions, int32_t blocks) {
-        new (self) rb::Program(pool, isa, {rows, logit_rows, sequences, vocab, positions, blocks});
-      }, nb::keep_alive<1, 2>(), nb::arg("pool"), nb::arg("isa"), nb::kw_only(), nb::arg("rows"), nb::arg("logit_rows"), nb::arg("sequences"), nb::arg("vocab"), nb::arg("positions"), nb::arg("blocks"))
-      .def("__len__", &rb::Program::size)
-      .def("name", &rb::Program::name)
-      .def("run", [](const rb::Program& p, const Step& s, size_t begin, size_t end) {
-        const rb_step step = s.view();
-        nb::gil_scoped_release release;
-        p.run(step, begin, end);
-      }, nb::arg("step"), nb::arg("begin"), nb::arg("end"))
-      .def("run_timed", [](const rb::Program& p, const Step& s, size_t begin, size_t end) {
-        const rb_step step = s.view();
-        std::vector<int64_t> ns(end > begin && end <= p.size() ? end - begin : 0);
-        {
-          nb::gil_scoped_release release;
-          p.run_timed(step, begin, end, ns.data());
-        }
-        return ns;
-      }, nb::arg("step"), nb::arg("begin"), nb::arg("end"));
+  auto program =
+      nb::class_<rb::Program>(m, "Program")
+          .def(
+              "__init__",
+              [](rb::Program* self, rb::Pool& pool, int32_t isa, int32_t rows, int32_t logit_rows, int32_t sequences,
+                 int32_t vocab, int32_t positions, int32_t blocks) {
+                new (self) rb::Program(pool, isa, {rows, logit_rows, sequences, vocab, positions, blocks});
+              },
+              nb::keep_alive<1, 2>(), nb::arg("pool"), nb::arg("isa"), nb::kw_only(), nb::arg("rows"),
+              nb::arg("logit_rows"), nb::arg("sequences"), nb::arg("vocab"), nb::arg("positions"), nb::arg("blocks"))
+          .def("__len__", &rb::Program::size)
+          .def("name", &rb::Program::name)
+          .def(
+              "run",
+              [](const rb::Program& p, const Step& s, size_t begin, size_t end) {
+                const rb_step step = s.view();
+                nb::gil_scoped_release release;
+                p.run(step, begin, end);
+              },
+              nb::arg("step"), nb::arg("begin"), nb::arg("end"))
+          .def(
+              "run_timed",
+              [](const rb::Program& p, const Step& s, size_t begin, size_t end) {
+                const rb_step step = s.view();
+                std::vector<int64_t> ns(end > begin && end <= p.size() ? end - begin : 0);
+                {
+                  nb::gil_scoped_release release;
+                  p.run_timed(step, begin, end, ns.data());
+                }
+                return ns;
+              },
+              nb::arg("step"), nb::arg("begin"), nb::arg("end"));
   bind_launches(program);
 }

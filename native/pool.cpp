@@ -96,7 +96,8 @@ void Pool::work(uint32_t epoch, int index) {
     if (piece == 0) piece = 1;
     if (!ticket_.compare_exchange_weak(ticket, ticket + piece, std::memory_order_acq_rel)) continue;
     // The claim holds the job in place: run() cannot return before this piece is done.
-    job_.kernel->run(job_.args, job_.step, next, static_cast<int64_t>(next) + piece, scratch_[static_cast<size_t>(index)].get());
+    job_.kernel->run(job_.args, job_.step, next, static_cast<int64_t>(next) + piece,
+                     scratch_[static_cast<size_t>(index)].get());
     unfinished_.fetch_sub(piece, std::memory_order_acq_rel);
     ticket = ticket_.load(std::memory_order_acquire);
   }

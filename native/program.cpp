@@ -16,7 +16,8 @@ void check_rows(const rb_step& step, const Limits& limits) {
     require(step.positions[r] >= 0 && step.positions[r] < limits.positions, "a position is outside the context");
     require(step.sequences[r] >= 0 && step.sequences[r] < limits.sequences, "a row names no block table");
     const bool same = r > 0 && step.sequences[r] == step.sequences[r - 1];
-    require(!same || step.positions[r] == step.positions[r - 1] + 1, "rows of one sequence must be consecutive positions");
+    require(!same || step.positions[r] == step.positions[r - 1] + 1,
+            "rows of one sequence must be consecutive positions");
   }
 }
 
@@ -28,13 +29,15 @@ void check_blocks(const rb_step& step, const Limits& limits) {
     const int32_t count = step.positions[r] / 16 + 1;
     require(count <= step.table_stride, "a position is past its block table");
     const int32_t* table = step.tables + static_cast<int64_t>(step.sequences[r]) * step.table_stride;
-    for (int32_t b = 0; b < count; ++b) require(table[b] >= 0 && table[b] < limits.blocks, "a block number is outside the cache");
+    for (int32_t b = 0; b < count; ++b)
+      require(table[b] >= 0 && table[b] < limits.blocks, "a block number is outside the cache");
   }
 }
 
 }  // namespace
 
-Program::Program(Pool& pool, int32_t isa, const Limits& limits) : pool_(pool), kernels_(rb_kernels(isa)), limits_(limits) {
+Program::Program(Pool& pool, int32_t isa, const Limits& limits)
+    : pool_(pool), kernels_(rb_kernels(isa)), limits_(limits) {
   require(kernels_ != nullptr, "this machine or build lacks the instruction set");
 }
 
@@ -50,7 +53,8 @@ const char* Program::name(size_t launch) const { return kernels_[launches_.at(la
 void Program::check(const rb_step& step, size_t begin, size_t end) const {
   require(begin <= end && end <= launches_.size(), "no such launches");
   require(step.rows >= 0 && step.rows <= limits_.rows, "more rows than the program was compiled for");
-  require(step.logit_rows >= 0 && step.logit_rows <= limits_.logit_rows, "more logit rows than the program was compiled for");
+  require(step.logit_rows >= 0 && step.logit_rows <= limits_.logit_rows,
+          "more logit rows than the program was compiled for");
   check_rows(step, limits_);
   check_blocks(step, limits_);
   for (int32_t i = 0; i < step.logit_rows; ++i)

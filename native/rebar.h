@@ -38,8 +38,18 @@ extern "C" {
 //          0..15, 16 s8 sc of inputs 16..31                              w = (d sc) (q - 32)
 //     upper bits: 2 x 64 B; byte [row][input] of half h holds steps h, h+2, h+4, h+6 in bits 0-1, 2-3, 4-5, 6-7
 typedef enum {
-  RB_F32 = 0, RB_F16 = 1, RB_BF16 = 2, RB_Q8_0 = 3, RB_Q4_0 = 4, RB_Q4_1 = 5, RB_Q5_0 = 6, RB_Q5_1 = 7,
-  RB_Q4_K = 8, RB_Q5_K = 9, RB_Q6_K = 10, RB_WEIGHT_TYPES = 11
+  RB_F32 = 0,
+  RB_F16 = 1,
+  RB_BF16 = 2,
+  RB_Q8_0 = 3,
+  RB_Q4_0 = 4,
+  RB_Q4_1 = 5,
+  RB_Q5_0 = 6,
+  RB_Q5_1 = 7,
+  RB_Q4_K = 8,
+  RB_Q5_K = 9,
+  RB_Q6_K = 10,
+  RB_WEIGHT_TYPES = 11
 } rb_weight_type;
 
 typedef struct rb_matrix {
@@ -67,20 +77,21 @@ typedef enum {
   RB_PACK_TILES = 4,   // a tile range outside the matrix
   RB_PACK_ROWS = 5     // an entry of rows outside 0..n-1
 } rb_pack_error;
-int rb_pack(int32_t type, const void* stored, uint64_t stored_bytes, int64_t n, int64_t k, const int32_t* rows, void* packed,
-            uint64_t packed_bytes, int64_t tile_begin, int64_t tile_end);
+int rb_pack(int32_t type, const void* stored, uint64_t stored_bytes, int64_t n, int64_t k, const int32_t* rows,
+            void* packed, uint64_t packed_bytes, int64_t tile_begin, int64_t tile_end);
 // The specification backwards: packed -> f32 row-major [n][k]. Returns RB_PACK_OK or RB_PACK_SHAPE.
 int rb_unpack(const rb_matrix* w, float* out);
 
 // ---------------------------------------------------------------------------------------------------
 // The step: what changes from call to call. All arrays are owned by the caller and live through the run.
 typedef struct rb_step {
-  int32_t rows;                // token rows of this step
-  int32_t logit_rows;          // rows whose logits are needed
-  const int32_t* ids;          // [rows] token ids
-  const int32_t* positions;    // [rows] position of the row in its sequence
-  const int32_t* sequences;    // [rows] which block table belongs to the row; rows of one sequence are adjacent, positions ascending
-  const int32_t* tables;       // [sequence][table_stride] block numbers
+  int32_t rows;              // token rows of this step
+  int32_t logit_rows;        // rows whose logits are needed
+  const int32_t* ids;        // [rows] token ids
+  const int32_t* positions;  // [rows] position of the row in its sequence
+  const int32_t*
+      sequences;  // [rows] which block table belongs to the row; rows of one sequence are adjacent, positions ascending
+  const int32_t* tables;  // [sequence][table_stride] block numbers
   int32_t table_stride;
   const int32_t* logit_index;  // [logit_rows] the rows whose logits are needed
 } rb_step;
@@ -90,54 +101,141 @@ typedef enum { RB_ROWS = 0, RB_LOGIT_ROWS = 1 } rb_domain;  // how many rows a l
 // Launches. Strides are elements between rows unless said; f32 unless said.
 
 // out[r,:] = dequantized row ids[r] of w, times scale.
-typedef struct { rb_matrix w; float* out; int32_t out_stride; float scale; } rb_embed;
+typedef struct {
+  rb_matrix w;
+  float* out;
+  int32_t out_stride;
+  float scale;
+} rb_embed;
 
 // y = x / sqrt(mean(x^2) + eps) * weight, for each of `groups` slices of n values in a row (groups > 1: per-head norm).
 // sum of squares: 16 lanes over ascending i, lanes added as a binary tree. yq (optional, groups == 1): y quantized.
-typedef struct { const float* x; const float* weight; float* y; uint8_t* yq; int32_t x_stride, y_stride, n, groups; float eps; int32_t domain; } rb_rms_norm;
+typedef struct {
+  const float* x;
+  const float* weight;
+  float* y;
+  uint8_t* yq;
+  int32_t x_stride, y_stride, n, groups;
+  float eps;
+  int32_t domain;
+} rb_rms_norm;
 
 // xq = quantized x (layout above), row stride rb_quantized_stride(k).
-typedef struct { const float* x; uint8_t* xq; int32_t x_stride, k, domain; } rb_quantize;
+typedef struct {
+  const float* x;
+  uint8_t* xq;
+  int32_t x_stride, k, domain;
+} rb_quantize;
 
 // y[r,j] = sum_k x[r,k] w[j,k] (+ bias[j]) (+ residual[r,j]).  Block formats read xq, float formats read x.
 // Each y is summed over ascending k by one chain: block formats add fma(float(dot - offset*sum), dw*dx, acc) and then, with
 // a minimum, fma(m, dx*float(sum), acc) per group (per 16 inputs for Q6_K); float formats fma(x, w, acc) per input.
 // y may be a column slice of a wider buffer (y_stride > n); residual may alias y.
-typedef struct { rb_matrix w; const float* x; const uint8_t* xq; const float* bias; const float* residual; float* y;
-                 int32_t x_stride, y_stride, residual_stride, domain; } rb_matmul;
+typedef struct {
+  rb_matrix w;
+  const float* x;
+  const uint8_t* xq;
+  const float* bias;
+  const float* residual;
+  float* y;
+  int32_t x_stride, y_stride, residual_stride, domain;
+} rb_matmul;
 
 // Rotates pairs (i, i + dim/2) of each head: table[position] = [cos dim/2][sin dim/2]. In place allowed.
-typedef struct { const float* x; float* y; const float* table; int32_t x_stride, y_stride, heads, head_dim, dim, table_rows; } rb_rope;
+typedef struct {
+  const float* x;
+  float* y;
+  const float* table;
+  int32_t x_stride, y_stride, heads, head_dim, dim, table_rows;
+} rb_rope;
 
 // Writes k, v rows into the paged cache as f16. Block of 16 positions, per layer: keys [block][kv_head][head_dim][16],
 // values [block][kv_head][16][head_dim].
-typedef struct { const float* k; const float* v; uint16_t* keys; uint16_t* values; int32_t k_stride, v_stride, kv_heads, head_dim, blocks; } rb_append;
+typedef struct {
+  const float* k;
+  const float* v;
+  uint16_t* keys;
+  uint16_t* values;
+  int32_t k_stride, v_stride, kv_heads, head_dim, blocks;
+} rb_append;
 
 // out[r,h] = softmax(scale q.k over positions max(0, p-window+1)..p) v;  window 0: all. softcap 0: none (else cap*tanh(s/cap)).
 // Dot: one chain over ascending d. Maximum; p_j = exp(s_j - max); total: lane j % 16, ascending blocks, lanes as a binary tree;
 // output: one chain over ascending j from the window's first position; then divided by the total. outq optional.
-typedef struct { const float* q; const uint16_t* keys; const uint16_t* values; float* out; uint8_t* outq;
-                 int32_t q_stride, out_stride, heads, kv_heads, head_dim, window, max_positions, blocks; float scale, softcap; } rb_attention;
+typedef struct {
+  const float* q;
+  const uint16_t* keys;
+  const uint16_t* values;
+  float* out;
+  uint8_t* outq;
+  int32_t q_stride, out_stride, heads, kv_heads, head_dim, window, max_positions, blocks;
+  float scale, softcap;
+} rb_attention;
 
 // y = act(x[:, :n]) * x[:, n:2n].  act: 0 silu, 1 gelu (tanh form). yq optional.
-typedef struct { const float* x; float* y; uint8_t* yq; int32_t x_stride, y_stride, n, act, domain; } rb_gated;
+typedef struct {
+  const float* x;
+  float* y;
+  uint8_t* yq;
+  int32_t x_stride, y_stride, n, act, domain;
+} rb_gated;
 
 // y = a + b.
-typedef struct { const float* a; const float* b; float* y; int32_t a_stride, b_stride, y_stride, n, domain; } rb_add;
+typedef struct {
+  const float* a;
+  const float* b;
+  float* y;
+  int32_t a_stride, b_stride, y_stride, n, domain;
+} rb_add;
 
 // y[i,:] = x[logit_index[i],:].
-typedef struct { const float* x; float* y; int32_t x_stride, y_stride, n; } rb_select;
+typedef struct {
+  const float* x;
+  float* y;
+  int32_t x_stride, y_stride, n;
+} rb_select;
 
 // y = cap * tanh(x / cap).
-typedef struct { const float* x; float* y; int32_t x_stride, y_stride, n, domain; float cap; } rb_softcap;
+typedef struct {
+  const float* x;
+  float* y;
+  int32_t x_stride, y_stride, n, domain;
+  float cap;
+} rb_softcap;
 
-typedef enum { RB_OP_EMBED, RB_OP_RMS_NORM, RB_OP_QUANTIZE, RB_OP_MATMUL, RB_OP_ROPE, RB_OP_APPEND, RB_OP_ATTENTION, RB_OP_GATED,
-               RB_OP_ADD, RB_OP_SELECT, RB_OP_SOFTCAP, RB_OPS } rb_op;
+typedef enum {
+  RB_OP_EMBED,
+  RB_OP_RMS_NORM,
+  RB_OP_QUANTIZE,
+  RB_OP_MATMUL,
+  RB_OP_ROPE,
+  RB_OP_APPEND,
+  RB_OP_ATTENTION,
+  RB_OP_GATED,
+  RB_OP_ADD,
+  RB_OP_SELECT,
+  RB_OP_SOFTCAP,
+  RB_OPS
+} rb_op;
 
-typedef union { rb_embed embed; rb_rms_norm rms_norm; rb_quantize quantize; rb_matmul matmul; rb_rope rope; rb_append append;
-                rb_attention attention; rb_gated gated; rb_add add; rb_select select; rb_softcap softcap; } rb_args;
+typedef union {
+  rb_embed embed;
+  rb_rms_norm rms_norm;
+  rb_quantize quantize;
+  rb_matmul matmul;
+  rb_rope rope;
+  rb_append append;
+  rb_attention attention;
+  rb_gated gated;
+  rb_add add;
+  rb_select select;
+  rb_softcap softcap;
+} rb_args;
 
-typedef struct { int32_t op; rb_args args; } rb_launch;
+typedef struct {
+  int32_t op;
+  rb_args args;
+} rb_launch;
 
 // ---------------------------------------------------------------------------------------------------
 // Kernels. A launch is cut into tasks(args, step) independent pieces (0 when there is nothing to do); run() does pieces

@@ -13,12 +13,14 @@ namespace rb::RB_NS {
 
 constexpr int kQueries = 8;
 
-struct AttentionPlan { int64_t row_step, row_ranges, head_step, head_ranges; };
+struct AttentionPlan {
+  int64_t row_step, row_ranges, head_step, head_ranges;
+};
 
 struct Query {
   const float* q;
-  float* scores;      // [16 (last_block - first_block + 1)], later the weights
-  float* sum;         // [head_dim]
+  float* scores;  // [16 (last_block - first_block + 1)], later the weights
+  float* sum;     // [head_dim]
   int32_t first, last;
 };
 
@@ -34,8 +36,10 @@ struct Batch {
 static AttentionPlan attention_plan(const rb_attention& a, int64_t rows) {
   const int64_t shared = a.heads / a.kv_heads;
   AttentionPlan p{1, rows, shared < kQueries ? shared : kQueries, 1};
-  if (rows * a.kv_heads < 8) p.head_step = 1;
-  else if (shared < kQueries) p.row_step = kQueries / shared;
+  if (rows * a.kv_heads < 8)
+    p.head_step = 1;
+  else if (shared < kQueries)
+    p.row_step = kQueries / shared;
   p.row_ranges = (rows + p.row_step - 1) / p.row_step;
   p.head_ranges = (shared + p.head_step - 1) / p.head_step;
   return p;
@@ -48,7 +52,8 @@ static int64_t score_room(const rb_attention& a) {
   return a.window > 0 && windowed < all ? windowed : all;
 }
 
-template <int N> RB_INLINE void block_scores(const Batch& b, const uint16_t* keys, int head_dim, F* s) {
+template <int N>
+RB_INLINE void block_scores(const Batch& b, const uint16_t* keys, int head_dim, F* s) {
   RB_UNROLL for (int i = 0; i < N; ++i) s[i] = set1(0.0f);
   for (int d = 0; d < head_dim; ++d) {
     const F k = load_half(keys + 16 * d);
@@ -65,7 +70,8 @@ RB_INLINE F visible(F s, int32_t base, const Query& q) {
   return select(lt(set1(static_cast<float>(q.last - base)), lane), never, from_first);
 }
 
-template <int N> static void score_pass(const rb_attention& a, const Batch& b) {
+template <int N>
+static void score_pass(const rb_attention& a, const Batch& b) {
   for (int32_t block = b.first_block; block <= b.last_block; ++block) {
     assert(b.table[block] >= 0 && b.table[block] < a.blocks);
     F s[N];
@@ -93,14 +99,16 @@ static float weight_pass(const Query& q, int blocks) {
 
 // sum[d] of queries 0..N-1 over positions from..to, V vectors of dimensions from d on.
 template <int N, int V>
-RB_INLINE void value_columns(const rb_attention& a, const Batch& b, const Query* query, int32_t from, int32_t to, int d) {
+RB_INLINE void value_columns(const rb_attention& a, const Batch& b, const Query* query, int32_t from, int32_t to,
+                             int d) {
   F sum[N][V];
   RB_UNROLL for (int i = 0; i < N; ++i) {
     RB_UNROLL for (int v = 0; v < V; ++v) sum[i][v] = load(query[i].sum + d + 16 * v);
   }
   for (int32_t j = from; j <= to;) {
     const int32_t block_end = j / 16 * 16 + 15, end = block_end < to ? block_end : to;
-    const uint16_t* values = a.values + ((b.table[j / 16] * int64_t{a.kv_heads} + b.kv_head) * 16 + j % 16) * a.head_dim + d;
+    const uint16_t* values =
+        a.values + ((b.table[j / 16] * int64_t{a.kv_heads} + b.kv_head) * 16 + j % 16) * a.head_dim + d;
     for (; j <= end; ++j, values += a.head_dim) {
       F x[V];
       RB_UNROLL for (int v = 0; v < V; ++v) x[v] = load_half(values + 16 * v);
@@ -115,8 +123,11 @@ RB_INLINE void value_columns(const rb_attention& a, const Batch& b, const Query*
   }
 }
 
-template <int N> static void value_range(const rb_attention& a, const Batch& b, const Query* query, int32_t from, int32_t to) {
-  constexpr int V = N <= 4 ? 4 : 2;  // N V sums and V values: 8 to 18 of 32 registers, 4 to 16 chains against a latency of 4 on two ports
+template <int N>
+static void value_range(const rb_attention& a, const Batch& b, const Query* query, int32_t from, int32_t to) {
+  constexpr int V =
+      N <= 4 ? 4
+             : 2;  // N V sums and V values: 8 to 18 of 32 registers, 4 to 16 chains against a latency of 4 on two ports
   if (from > to) return;
   int d = 0;
   for (; d + 16 * V <= a.head_dim; d += 16 * V) value_columns<N, V>(a, b, query, from, to, d);
@@ -124,7 +135,8 @@ template <int N> static void value_range(const rb_attention& a, const Batch& b, 
 }
 
 // The positions every query sees are done together, those before and after by each alone, in ascending order for each.
-template <int N> static void value_pass(const rb_attention& a, const Batch& b) {
+template <int N>
+static void value_pass(const rb_attention& a, const Batch& b) {
   int32_t from = b.query[0].first, to = b.query[0].last;
   for (int i = 1; i < N; ++i) {
     from = b.query[i].first > from ? b.query[i].first : from;
@@ -139,7 +151,8 @@ template <int N> static void value_pass(const rb_attention& a, const Batch& b) {
   for (int i = 0; i < N; ++i) value_range<1>(a, b, b.query + i, to + 1, b.query[i].last);
 }
 
-template <int N> static void attend(const rb_attention& a, const Batch& b) {
+template <int N>
+static void attend(const rb_attention& a, const Batch& b) {
   score_pass<N>(a, b);
   for (int i = 0; i < N; ++i) {
     const Query& q = b.query[i];
@@ -157,20 +170,29 @@ template <int N> static void attend(const rb_attention& a, const Batch& b) {
 
 static void attend_batch(const rb_attention& a, const Batch& b) {
   switch (b.count) {
-    case 1: return attend<1>(a, b);
-    case 2: return attend<2>(a, b);
-    case 3: return attend<3>(a, b);
-    case 4: return attend<4>(a, b);
-    case 5: return attend<5>(a, b);
-    case 6: return attend<6>(a, b);
-    case 7: return attend<7>(a, b);
-    default: return attend<8>(a, b);
+    case 1:
+      return attend<1>(a, b);
+    case 2:
+      return attend<2>(a, b);
+    case 3:
+      return attend<3>(a, b);
+    case 4:
+      return attend<4>(a, b);
+    case 5:
+      return attend<5>(a, b);
+    case 6:
+      return attend<6>(a, b);
+    case 7:
+      return attend<7>(a, b);
+    default:
+      return attend<8>(a, b);
   }
 }
 
 // The head's result, plain and quantized; out or outq may be NULL, outq needs head_dim % 32 == 0.
 RB_INLINE void put_head(const rb_attention& a, int64_t row, int64_t head, const float* y) {
-  if (a.out != nullptr) memcpy(a.out + row * a.out_stride + head * a.head_dim, y, static_cast<size_t>(a.head_dim) * sizeof(float));
+  if (a.out != nullptr)
+    memcpy(a.out + row * a.out_stride + head * a.head_dim, y, static_cast<size_t>(a.head_dim) * sizeof(float));
   if (a.outq == nullptr) return;
   const int width = a.heads * a.head_dim;
   const QuantizedRow out = QuantizedRow::at(a.outq + static_cast<size_t>(row) * rb_quantized_stride(width), width);
@@ -179,7 +201,8 @@ RB_INLINE void put_head(const rb_attention& a, int64_t row, int64_t head, const 
 }
 
 // Rows row..row+rows-1 follow each other in one sequence; heads head..head+heads-1 share keys.
-static void attention_batch(const rb_attention& a, const rb_step* step, int64_t row, int64_t rows, int64_t head, int64_t heads, float* scratch) {
+static void attention_batch(const rb_attention& a, const rb_step* step, int64_t row, int64_t rows, int64_t head,
+                            int64_t heads, float* scratch) {
   const int64_t room = score_room(a);
   Batch b;
   b.count = 0;
@@ -221,7 +244,9 @@ static void attention_run(const rb_args* args, const rb_step* step, int64_t begi
     const int64_t row_end = row + p.row_step < step->rows ? row + p.row_step : step->rows;
     for (int64_t r = row; r < row_end;) {
       int64_t n = 1;
-      while (r + n < row_end && step->sequences[r + n] == step->sequences[r] && step->positions[r + n] == step->positions[r] + n) ++n;
+      while (r + n < row_end && step->sequences[r + n] == step->sequences[r] &&
+             step->positions[r + n] == step->positions[r] + n)
+        ++n;
       attention_batch(a, step, r, n, head, heads, static_cast<float*>(scratch));
       r += n;
     }

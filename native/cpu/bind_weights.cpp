@@ -29,13 +29,15 @@ using Rows = nb::ndarray<const int32_t, nb::ndim<1>, nb::c_contig, nb::device::c
 }
 
 std::string matrix_name(int type, int64_t n, int64_t k) {
-  return "a matrix of type " + std::to_string(type) + " with " + std::to_string(n) + " outputs and " + std::to_string(k) + " inputs";
+  return "a matrix of type " + std::to_string(type) + " with " + std::to_string(n) + " outputs and " +
+         std::to_string(k) + " inputs";
 }
 
 uint64_t sized(uint64_t bytes, int type, int64_t n, int64_t k) {
   if (bytes == 0) {
-    raise_shape_error(matrix_name(type, n, k) +
-                      " is impossible. Types are 0..10 (native/rebar.h); block formats need inputs in 32s, K formats in 256s.");
+    raise_shape_error(
+        matrix_name(type, n, k) +
+        " is impossible. Types are 0..10 (native/rebar.h); block formats need inputs in 32s, K formats in 256s.");
   }
   return bytes;
 }
@@ -59,7 +61,8 @@ struct Packing {
 
 // Tiles are written by one thread each; every thread has its own error.
 int pack_on_threads(const Packing& p, int threads) {
-  const int64_t tiles = rb::tile_count(p.n), count = std::clamp<int64_t>(threads, 1, tiles), each = (tiles + count - 1) / count;
+  const int64_t tiles = rb::tile_count(p.n), count = std::clamp<int64_t>(threads, 1, tiles),
+                each = (tiles + count - 1) / count;
   std::vector<int> errors(static_cast<size_t>(count), RB_PACK_OK);
   const auto part = [&](int64_t i) {
     errors[static_cast<size_t>(i)] = p.tiles(std::min(i * each, tiles), std::min((i + 1) * each, tiles));
@@ -71,12 +74,13 @@ int pack_on_threads(const Packing& p, int threads) {
   return *std::max_element(errors.begin(), errors.end());
 }
 
-void pack(int type, const Bytes& stored, int64_t n, int64_t k, const std::optional<Rows>& rows, const BytesOut& out, int threads) {
+void pack(int type, const Bytes& stored, int64_t n, int64_t k, const std::optional<Rows>& rows, const BytesOut& out,
+          int threads) {
   const uint64_t packed_bytes = packed_nbytes(type, n, k), stored_bytes = stored_nbytes(type, n, k);
   const std::string what = matrix_name(type, n, k);
   if (rows && rows->size() != static_cast<size_t>(n)) {
-    raise_shape_error(what + " needs " + std::to_string(n) + " entries of rows and has " + std::to_string(rows->size()) +
-                      ". Pass one stored row for every output.");
+    raise_shape_error(what + " needs " + std::to_string(n) + " entries of rows and has " +
+                      std::to_string(rows->size()) + ". Pass one stored row for every output.");
   }
   const Packing p{type, stored.data(), stored.size(), n, k, rows ? rows->data() : nullptr, out.data(), out.size()};
   int error;
@@ -85,14 +89,16 @@ void pack(int type, const Bytes& stored, int64_t n, int64_t k, const std::option
     error = pack_on_threads(p, threads);
   }
   if (error == RB_PACK_STORED) {
-    raise_shape_error(what + " has " + std::to_string(stored_bytes) + " stored bytes and " + std::to_string(stored.size()) +
-                      " were given. Check the file: it may be cut short.");
+    raise_shape_error(what + " has " + std::to_string(stored_bytes) + " stored bytes and " +
+                      std::to_string(stored.size()) + " were given. Check the file: it may be cut short.");
   }
   if (error == RB_PACK_PACKED) {
-    raise_shape_error(what + " needs " + std::to_string(packed_bytes) + " packed bytes and out has " + std::to_string(out.size()) +
-                      ". Size it with packed_nbytes.");
+    raise_shape_error(what + " needs " + std::to_string(packed_bytes) + " packed bytes and out has " +
+                      std::to_string(out.size()) + ". Size it with packed_nbytes.");
   }
-  if (error != RB_PACK_OK) raise_shape_error(what + " was given an entry of rows outside 0.." + std::to_string(n - 1) + ". Fix the row order.");
+  if (error != RB_PACK_OK)
+    raise_shape_error(what + " was given an entry of rows outside 0.." + std::to_string(n - 1) +
+                      ". Fix the row order.");
 }
 
 nb::ndarray<nb::numpy, float> unpack(int type, const Bytes& packed, int64_t n, int64_t k) {
@@ -112,7 +118,8 @@ nb::ndarray<nb::numpy, float> unpack(int type, const Bytes& packed, int64_t n, i
 }
 
 size_t quantized_stride(int32_t k) {
-  if (k < 32 || k % 32 != 0) raise_shape_error("quantized rows have inputs in 32s, not " + std::to_string(k) + ". Pad the row.");
+  if (k < 32 || k % 32 != 0)
+    raise_shape_error("quantized rows have inputs in 32s, not " + std::to_string(k) + ". Pad the row.");
   return rb_quantized_stride(k);
 }
 
@@ -127,11 +134,15 @@ std::vector<std::string> isas() {
 }  // namespace
 
 void bind_weights(nb::module_& m) {
-  m.def("packed_nbytes", &packed_nbytes, nb::arg("type"), nb::arg("n"), nb::arg("k"), "Bytes of a packed (n outputs, k inputs) matrix.");
-  m.def("stored_nbytes", &stored_nbytes, nb::arg("type"), nb::arg("n"), nb::arg("k"), "Bytes of the same matrix in a model file.");
-  m.def("pack", &pack, nb::arg("type"), nb::arg("stored"), nb::arg("n"), nb::arg("k"), nb::arg("rows").none(), nb::arg("out"),
-        nb::arg("threads") = 1, "Packs stored rows into tiles; output row i is stored row rows[i] when rows is given.");
-  m.def("unpack", &unpack, nb::arg("type"), nb::arg("packed"), nb::arg("n"), nb::arg("k"), "Packed tiles -> f32 (n, k).");
+  m.def("packed_nbytes", &packed_nbytes, nb::arg("type"), nb::arg("n"), nb::arg("k"),
+        "Bytes of a packed (n outputs, k inputs) matrix.");
+  m.def("stored_nbytes", &stored_nbytes, nb::arg("type"), nb::arg("n"), nb::arg("k"),
+        "Bytes of the same matrix in a model file.");
+  m.def("pack", &pack, nb::arg("type"), nb::arg("stored"), nb::arg("n"), nb::arg("k"), nb::arg("rows").none(),
+        nb::arg("out"), nb::arg("threads") = 1,
+        "Packs stored rows into tiles; output row i is stored row rows[i] when rows is given.");
+  m.def("unpack", &unpack, nb::arg("type"), nb::arg("packed"), nb::arg("n"), nb::arg("k"),
+        "Packed tiles -> f32 (n, k).");
   m.def("quantized_stride", &quantized_stride, nb::arg("k"), "Bytes from one quantized activation row to the next.");
   m.def("isas", &isas, "Instruction sets this build and machine have.");
   m.def("best_isa", [] { return std::string(rb_isa_name(rb_best_isa())); }, "The fastest of them.");

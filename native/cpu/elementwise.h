@@ -5,7 +5,9 @@
 
 namespace rb::RB_NS {
 
-static int64_t add_tasks(const rb_args* a, const rb_step* step) { return row_tasks(domain_rows(step, a->add.domain), a->add.n); }
+static int64_t add_tasks(const rb_args* a, const rb_step* step) {
+  return row_tasks(domain_rows(step, a->add.domain), a->add.n);
+}
 
 static void add_run(const rb_args* args, const rb_step* step, int64_t begin, int64_t end, void*) {
   const rb_add& a = args->add;
@@ -45,7 +47,8 @@ static void select_run(const rb_args* args, const rb_step* step, int64_t begin, 
 }
 
 // y or yq may be NULL.
-template <int Act> RB_INLINE void gated_row(const float* gate, const float* up, float* y, uint8_t* yq, int n) {
+template <int Act>
+RB_INLINE void gated_row(const float* gate, const float* up, float* y, uint8_t* yq, int n) {
   const auto one = [&](int i) {
     const F x = load(gate + i, n - i);
     const F v = mul(Act == 0 ? silu(x) : gelu(x), load(up + i, n - i));
@@ -74,8 +77,10 @@ static void gated_run(const rb_args* args, const rb_step* step, int64_t begin, i
     const float* x = a.x + r * a.x_stride;
     float* y = a.y == nullptr ? nullptr : a.y + r * a.y_stride;
     uint8_t* yq = a.yq == nullptr ? nullptr : a.yq + static_cast<size_t>(r) * rb_quantized_stride(a.n);
-    if (a.act == 0) gated_row<0>(x, x + a.n, y, yq, a.n);
-    else gated_row<1>(x, x + a.n, y, yq, a.n);
+    if (a.act == 0)
+      gated_row<0>(x, x + a.n, y, yq, a.n);
+    else
+      gated_row<1>(x, x + a.n, y, yq, a.n);
   }
 }
 

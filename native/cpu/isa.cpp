@@ -11,7 +11,9 @@
 namespace {
 
 #if defined(__x86_64__)
-struct Cpuid { unsigned a, b, c, d; };
+struct Cpuid {
+  unsigned a, b, c, d;
+};
 
 Cpuid cpuid(unsigned leaf) {
   Cpuid r{};
@@ -57,11 +59,16 @@ bool has_neon() { return false; }
 
 extern "C" const rb_kernel* rb_kernels(int32_t isa) {
   switch (isa) {
-    case RB_ISA_SCALAR: return rb::scalar_table();
-    case RB_ISA_AVX2: return has_avx2() ? rb::avx2_table() : nullptr;
-    case RB_ISA_AVX512: return has_avx512() ? rb::avx512_table() : nullptr;
-    case RB_ISA_NEON: return has_neon() ? rb::neon_table() : nullptr;
-    default: return nullptr;
+    case RB_ISA_SCALAR:
+      return rb::scalar_table();
+    case RB_ISA_AVX2:
+      return has_avx2() ? rb::avx2_table() : nullptr;
+    case RB_ISA_AVX512:
+      return has_avx512() ? rb::avx512_table() : nullptr;
+    case RB_ISA_NEON:
+      return has_neon() ? rb::neon_table() : nullptr;
+    default:
+      return nullptr;
   }
 }
 

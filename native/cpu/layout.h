@@ -7,16 +7,16 @@
 namespace rb {
 
 struct Format {
-  int block;           // inputs a stored block and a packed block cover; 1 for floats
-  int stored_bytes;    // of one row's block
-  int packed_bytes;    // of 16 rows' block
+  int block;         // inputs a stored block and a packed block cover; 1 for floats
+  int stored_bytes;  // of one row's block
+  int packed_bytes;  // of 16 rows' block
 };
 
 constexpr Format kFormats[RB_WEIGHT_TYPES] = {
-    {1, 4, 64},       {1, 2, 32},     {1, 2, 32},                      // F32 F16 BF16
-    {32, 34, 544},    {32, 18, 288},  {32, 20, 320},                   // Q8_0 Q4_0 Q4_1
-    {32, 22, 352},    {32, 24, 384},                                   // Q5_0 Q5_1
-    {256, 144, 2368}, {256, 176, 2880}, {256, 210, 3360},              // Q4_K Q5_K Q6_K
+    {1, 4, 64},       {1, 2, 32},       {1, 2, 32},        // F32 F16 BF16
+    {32, 34, 544},    {32, 18, 288},    {32, 20, 320},     // Q8_0 Q4_0 Q4_1
+    {32, 22, 352},    {32, 24, 384},                       // Q5_0 Q5_1
+    {256, 144, 2368}, {256, 176, 2880}, {256, 210, 3360},  // Q4_K Q5_K Q6_K
 };
 
 constexpr bool is_float(int32_t type) { return type <= RB_BF16; }

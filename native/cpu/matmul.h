@@ -16,17 +16,23 @@ struct Group {
   F m;
 };
 
-template <int Type> struct Traits {
+template <int Type>
+struct Traits {
   static constexpr TileShape shape = kTiles[Type];
   static constexpr bool minimum = shape.m >= 0;
   static constexpr bool halves = Type == RB_Q6_K;
   static constexpr int max_q = shape.wide ? 255 : shape.upper >= 0 ? 63 : shape.fifth >= 0 ? 31 : 15;
-  static constexpr int offset = Type == RB_Q8_0 ? kByteOffset : Type == RB_Q4_0 ? 8 : Type == RB_Q5_0 ? 16 : Type == RB_Q6_K ? 32 : 0;
+  static constexpr int offset = Type == RB_Q8_0   ? kByteOffset
+                                : Type == RB_Q4_0 ? 8
+                                : Type == RB_Q5_0 ? 16
+                                : Type == RB_Q6_K ? 32
+                                                  : 0;
   // Panel bytes of a row's group: 32 quants, scale, one or two words of offset or minimum.
   static constexpr int panel_bytes = 32 + 4 + (halves ? 8 : 4);
 };
 
-template <int Type> RB_INLINE void load_quants(const uint8_t* group, B* w) {
+template <int Type>
+RB_INLINE void load_quants(const uint8_t* group, B* w) {
   constexpr TileShape t = kTiles[Type];
   if constexpr (t.wide) {
     RB_UNROLL for (int s = 0; s < 8; ++s) w[s] = wide_bytes(load_bytes(group + 64 * s));
@@ -53,7 +59,8 @@ template <int Type> RB_INLINE void load_quants(const uint8_t* group, B* w) {
   }
 }
 
-template <int Type> RB_INLINE void load_scales(const uint8_t* block, const uint8_t* group, Group& out) {
+template <int Type>
+RB_INLINE void load_scales(const uint8_t* block, const uint8_t* group, Group& out) {
   constexpr TileShape t = kTiles[Type];
   const F d = load_half(reinterpret_cast<const uint16_t*>(block + t.d));
   out.d[0] = d;
@@ -70,7 +77,8 @@ template <int Type> RB_INLINE void load_scales(const uint8_t* block, const uint8
 }
 
 // One row's part of a group: acc + float(dot - offset sum) (dw dx), then + m (dx sum).
-template <int Type> RB_INLINE F add_group(F acc, const Group& w, const int8_t* q, float dx, const int32_t* extra) {
+template <int Type>
+RB_INLINE F add_group(F acc, const Group& w, const int8_t* q, float dx, const int32_t* extra) {
   using T = Traits<Type>;
   if constexpr (T::halves) {
     const I low = dot<4, T::max_q>(set1(extra[0]), w.w, q), high = dot<4, T::max_q>(set1(extra[1]), w.w + 4, q + 16);
@@ -87,7 +95,8 @@ template <int Type> RB_INLINE F add_group(F acc, const Group& w, const int8_t* q
   return acc;
 }
 
-template <int Type, int R> RB_INLINE void block_products(const uint8_t* tile, const uint8_t* panel, int k, F* acc) {
+template <int Type, int R>
+RB_INLINE void block_products(const uint8_t* tile, const uint8_t* panel, int k, F* acc) {
   using T = Traits<Type>;
   constexpr int per_block = kFormats[Type].block / 32, extras = T::halves ? 2 : 1;
   for (int in_block = 0, left = k / 32; left > 0; --left) {
@@ -107,13 +116,18 @@ template <int Type, int R> RB_INLINE void block_products(const uint8_t* tile, co
   }
 }
 
-template <int Type> RB_INLINE F load_weights(const uint8_t* w) {
-  if constexpr (Type == RB_F32) return load(reinterpret_cast<const float*>(w));
-  else if constexpr (Type == RB_F16) return load_half(reinterpret_cast<const uint16_t*>(w));
-  else return load_bf16(reinterpret_cast<const uint16_t*>(w));
+template <int Type>
+RB_INLINE F load_weights(const uint8_t* w) {
+  if constexpr (Type == RB_F32)
+    return load(reinterpret_cast<const float*>(w));
+  else if constexpr (Type == RB_F16)
+    return load_half(reinterpret_cast<const uint16_t*>(w));
+  else
+    return load_bf16(reinterpret_cast<const uint16_t*>(w));
 }
 
-template <int Type, int R> RB_INLINE void float_products(const uint8_t* tile, const float* panel, int k, F* acc) {
+template <int Type, int R>
+RB_INLINE void float_products(const uint8_t* tile, const float* panel, int k, F* acc) {
   for (int i = 0; i < k; ++i, tile += kFormats[Type].packed_bytes, panel += R) {
     const F w = load_weights<Type>(tile);
     RB_UNROLL for (int r = 0; r < R; ++r) acc[r] = fma(set1(panel[r]), w, acc[r]);
@@ -123,12 +137,15 @@ template <int Type, int R> RB_INLINE void float_products(const uint8_t* tile, co
 using TileRows = void (*)(const rb_matmul&, int64_t tile, int64_t row, const uint8_t* panel);
 
 // One tile for the R rows of a panel.
-template <int Type, int R> static void tile_rows(const rb_matmul& a, int64_t tile, int64_t row, const uint8_t* panel) {
+template <int Type, int R>
+static void tile_rows(const rb_matmul& a, int64_t tile, int64_t row, const uint8_t* panel) {
   F acc[R];
   RB_UNROLL for (int r = 0; r < R; ++r) acc[r] = set1(0.0f);
   const uint8_t* data = static_cast<const uint8_t*>(a.w.data) + tile * tile_bytes(Type, a.w.k);
-  if constexpr (is_float(Type)) float_products<Type, R>(data, reinterpret_cast<const float*>(panel), a.w.k, acc);
-  else block_products<Type, R>(data, panel, a.w.k, acc);
+  if constexpr (is_float(Type))
+    float_products<Type, R>(data, reinterpret_cast<const float*>(panel), a.w.k, acc);
+  else
+    block_products<Type, R>(data, panel, a.w.k, acc);
   const int64_t first = tile * 16;
   const int lanes = a.w.n - first < 16 ? static_cast<int>(a.w.n - first) : 16;
   RB_UNROLL for (int r = 0; r < R; ++r) {
@@ -139,17 +156,20 @@ template <int Type, int R> static void tile_rows(const rb_matmul& a, int64_t til
   }
 }
 
-template <int Type> struct Panels {  // tile_rows for 1..kPanelRows rows
+template <int Type>
+struct Panels {  // tile_rows for 1..kPanelRows rows
   TileRows run[kPanelRows + 1];
   constexpr Panels() : run{} { set<kPanelRows>(); }
-  template <int R> constexpr void set() {
+  template <int R>
+  constexpr void set() {
     run[R] = tile_rows<Type, R>;
     if constexpr (R > 1) set<R - 1>();
   }
 };
 
 // Panels of rows row..row+count-1; block formats [group]{[count][32] q, [count] d, [count] extra}, float formats [k][count] x.
-template <int Type> static void fill_panel(const rb_matmul& a, int64_t row, int count, uint8_t* panel) {
+template <int Type>
+static void fill_panel(const rb_matmul& a, int64_t row, int count, uint8_t* panel) {
   using T = Traits<Type>;
   const int k = a.w.k;
   for (int r = 0; r < count; ++r) {
@@ -175,7 +195,9 @@ template <int Type> static void fill_panel(const rb_matmul& a, int64_t row, int 
   }
 }
 
-struct MatmulPlan { int64_t rows, row_step, row_ranges, tiles, tile_step, tile_ranges; };
+struct MatmulPlan {
+  int64_t rows, row_step, row_ranges, tiles, tile_step, tile_ranges;
+};
 
 static int64_t panel_row_bytes(const rb_matrix& w) {
   return is_float(w.type) ? int64_t{4} * w.k : w.k / 32 * (w.type == RB_Q6_K ? int64_t{44} : int64_t{40});
@@ -206,7 +228,8 @@ static MatmulPlan plan_of(const rb_matrix& w, int64_t rows) {
   return p;
 }
 
-template <int Type> static void run_tasks(const rb_matmul& a, const MatmulPlan& p, int64_t begin, int64_t end, uint8_t* scratch) {
+template <int Type>
+static void run_tasks(const rb_matmul& a, const MatmulPlan& p, int64_t begin, int64_t end, uint8_t* scratch) {
   static constexpr Panels<Type> by_rows{};
   const int64_t panel_bytes = panel_row_bytes(a.w) * kPanelRows;
   int64_t filled = -1;
@@ -241,17 +264,28 @@ static void matmul_run(const rb_args* args, const rb_step* step, int64_t begin, 
   const MatmulPlan p = plan_of(a.w, domain_rows(step, a.domain));
   uint8_t* s = static_cast<uint8_t*>(scratch);
   switch (a.w.type) {
-    case RB_F32: return run_tasks<RB_F32>(a, p, begin, end, s);
-    case RB_F16: return run_tasks<RB_F16>(a, p, begin, end, s);
-    case RB_BF16: return run_tasks<RB_BF16>(a, p, begin, end, s);
-    case RB_Q8_0: return run_tasks<RB_Q8_0>(a, p, begin, end, s);
-    case RB_Q4_0: return run_tasks<RB_Q4_0>(a, p, begin, end, s);
-    case RB_Q4_1: return run_tasks<RB_Q4_1>(a, p, begin, end, s);
-    case RB_Q5_0: return run_tasks<RB_Q5_0>(a, p, begin, end, s);
-    case RB_Q5_1: return run_tasks<RB_Q5_1>(a, p, begin, end, s);
-    case RB_Q4_K: return run_tasks<RB_Q4_K>(a, p, begin, end, s);
-    case RB_Q5_K: return run_tasks<RB_Q5_K>(a, p, begin, end, s);
-    default: return run_tasks<RB_Q6_K>(a, p, begin, end, s);
+    case RB_F32:
+      return run_tasks<RB_F32>(a, p, begin, end, s);
+    case RB_F16:
+      return run_tasks<RB_F16>(a, p, begin, end, s);
+    case RB_BF16:
+      return run_tasks<RB_BF16>(a, p, begin, end, s);
+    case RB_Q8_0:
+      return run_tasks<RB_Q8_0>(a, p, begin, end, s);
+    case RB_Q4_0:
+      return run_tasks<RB_Q4_0>(a, p, begin, end, s);
+    case RB_Q4_1:
+      return run_tasks<RB_Q4_1>(a, p, begin, end, s);
+    case RB_Q5_0:
+      return run_tasks<RB_Q5_0>(a, p, begin, end, s);
+    case RB_Q5_1:
+      return run_tasks<RB_Q5_1>(a, p, begin, end, s);
+    case RB_Q4_K:
+      return run_tasks<RB_Q4_K>(a, p, begin, end, s);
+    case RB_Q5_K:
+      return run_tasks<RB_Q5_K>(a, p, begin, end, s);
+    default:
+      return run_tasks<RB_Q6_K>(a, p, begin, end, s);
   }
 }
 

@@ -19,8 +19,12 @@ void put_quants(const TileShape& t, const uint8_t* q, int lane, uint8_t* group) 
         continue;
       }
       group[s % 4 * 64 + byte] = static_cast<uint8_t>(group[s % 4 * 64 + byte] | (v & 15) << (s / 4 * 4));
-      if (t.fifth >= 0) group[t.fifth + s * 8 + byte / 8] = static_cast<uint8_t>(group[t.fifth + s * 8 + byte / 8] | (v >> 4 & 1) << byte % 8);
-      if (t.upper >= 0) group[t.upper + s % 2 * 64 + byte] = static_cast<uint8_t>(group[t.upper + s % 2 * 64 + byte] | (v >> 4) << (s / 2 * 2));
+      if (t.fifth >= 0)
+        group[t.fifth + s * 8 + byte / 8] =
+            static_cast<uint8_t>(group[t.fifth + s * 8 + byte / 8] | (v >> 4 & 1) << byte % 8);
+      if (t.upper >= 0)
+        group[t.upper + s % 2 * 64 + byte] =
+            static_cast<uint8_t>(group[t.upper + s % 2 * 64 + byte] | (v >> 4) << (s / 2 * 2));
     }
   }
 }
@@ -42,17 +46,20 @@ void pack_block_row(int32_t type, const uint8_t* stored, int64_t k, int lane, ui
 }
 
 void pack_float_row(int bytes, const uint8_t* stored, int64_t k, int lane, uint8_t* tile) {
-  for (int64_t i = 0; i < k; ++i) memcpy(tile + (i * 16 + lane) * bytes, stored + i * bytes, static_cast<size_t>(bytes));
+  for (int64_t i = 0; i < k; ++i)
+    memcpy(tile + (i * 16 + lane) * bytes, stored + i * bytes, static_cast<size_t>(bytes));
 }
 
 // A missing row of a block format is zero because its scales are; the offset formats' quants are zero as well.
-void pack_tile(int32_t type, const uint8_t* stored, int64_t n, int64_t k, const int32_t* rows, int64_t t, uint8_t* tile) {
+void pack_tile(int32_t type, const uint8_t* stored, int64_t n, int64_t k, const int32_t* rows, int64_t t,
+               uint8_t* tile) {
   const int64_t row_bytes = k / kFormats[type].block * kFormats[type].stored_bytes;
   memset(tile, 0, static_cast<size_t>(tile_bytes(type, k)));
   for (int lane = 0; lane < 16 && t * 16 + lane < n; ++lane) {
     const int64_t row = rows != nullptr ? rows[t * 16 + lane] : t * 16 + lane;
     const uint8_t* from = stored + row * row_bytes;
-    is_float(type) ? pack_float_row(kFormats[type].stored_bytes, from, k, lane, tile) : pack_block_row(type, from, k, lane, tile);
+    is_float(type) ? pack_float_row(kFormats[type].stored_bytes, from, k, lane, tile)
+                   : pack_block_row(type, from, k, lane, tile);
   }
 }
 
@@ -71,11 +78,16 @@ void get_quants(const TileShape& t, const uint8_t* group, int lane, uint8_t* q) 
 
 constexpr int offset_of(int32_t type) {
   switch (type) {
-    case RB_Q8_0: return 128;
-    case RB_Q4_0: return 8;
-    case RB_Q5_0: return 16;
-    case RB_Q6_K: return 32;
-    default: return 0;
+    case RB_Q8_0:
+      return 128;
+    case RB_Q4_0:
+      return 8;
+    case RB_Q5_0:
+      return 16;
+    case RB_Q6_K:
+      return 32;
+    default:
+      return 0;
   }
 }
 
@@ -128,8 +140,8 @@ void unpack_row(const rb_matrix& w, int64_t row, float* out) {
 
 }  // namespace rb
 
-extern "C" int rb_pack(int32_t type, const void* stored, uint64_t stored_bytes, int64_t n, int64_t k, const int32_t* rows,
-                       void* packed, uint64_t packed_bytes, int64_t tile_begin, int64_t tile_end) {
+extern "C" int rb_pack(int32_t type, const void* stored, uint64_t stored_bytes, int64_t n, int64_t k,
+                       const int32_t* rows, void* packed, uint64_t packed_bytes, int64_t tile_begin, int64_t tile_end) {
   const uint64_t needed = rb_stored_bytes(type, n, k), room = rb_packed_bytes(type, n, k);
   if (needed == 0 || room == 0) return RB_PACK_SHAPE;
   if (stored == nullptr || stored_bytes < needed) return RB_PACK_STORED;

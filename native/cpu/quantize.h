@@ -13,7 +13,8 @@ struct QuantizedRow {  // one row of k inputs in the layout of rebar.h
   int32_t* sum;
 
   RB_INLINE QuantizedRow at(uint8_t* row, int k) {
-    return {reinterpret_cast<int8_t*>(row), reinterpret_cast<float*>(row + k), reinterpret_cast<int32_t*>(row + k + k / 32 * 4)};
+    return {reinterpret_cast<int8_t*>(row), reinterpret_cast<float*>(row + k),
+            reinterpret_cast<int32_t*>(row + k + k / 32 * 4)};
   }
   // Group g from inputs 32g..32g+15 (a) and 32g+16..32g+31 (b).
   inline __attribute__((always_inline)) void put(int g, F a, F b) const {

@@ -32,7 +32,8 @@ static void rope_run(const rb_args* args, const rb_step* step, int64_t begin, in
     assert(position >= 0 && position < a.table_rows);
     const float* angles = a.table + static_cast<int64_t>(position) * a.dim;
     for (int64_t h = 0; h < a.heads; ++h) {
-      rotate_head(a.x + r * a.x_stride + h * a.head_dim, a.y + r * a.y_stride + h * a.head_dim, angles, a.head_dim, a.dim);
+      rotate_head(a.x + r * a.x_stride + h * a.head_dim, a.y + r * a.y_stride + h * a.head_dim, angles, a.head_dim,
+                  a.dim);
     }
   }
 }

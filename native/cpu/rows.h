@@ -5,9 +5,13 @@
 
 namespace rb::RB_NS {
 
-struct RowRange { int64_t begin, end; };
+struct RowRange {
+  int64_t begin, end;
+};
 
-RB_INLINE int64_t domain_rows(const rb_step* step, int32_t domain) { return domain == RB_LOGIT_ROWS ? step->logit_rows : step->rows; }
+RB_INLINE int64_t domain_rows(const rb_step* step, int32_t domain) {
+  return domain == RB_LOGIT_ROWS ? step->logit_rows : step->rows;
+}
 
 // Rows a task: about 4096 elements, 1-2 us of work against some 100 ns for handing a task out.
 RB_INLINE int64_t rows_per_task(int64_t width) { return width >= 4096 ? 1 : 4096 / (width > 0 ? width : 1); }

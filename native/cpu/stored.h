@@ -10,10 +10,10 @@
 namespace rb {
 
 struct StoredGroup {
-  uint8_t q[32];      // unsigned quants (Q8_0: +128)
-  uint16_t d, m;      // f16 bits: scale and minimum (K formats: d and dmin of the super-block)
-  uint8_t sc, mn;     // K formats: scale (Q6_K: of inputs 0..15, signed) and minimum of the group
-  uint8_t sc_high;    // Q6_K: scale of inputs 16..31, signed
+  uint8_t q[32];    // unsigned quants (Q8_0: +128)
+  uint16_t d, m;    // f16 bits: scale and minimum (K formats: d and dmin of the super-block)
+  uint8_t sc, mn;   // K formats: scale (Q6_K: of inputs 0..15, signed) and minimum of the group
+  uint8_t sc_high;  // Q6_K: scale of inputs 16..31, signed
 };
 
 inline uint16_t u16_at(const uint8_t* p) { return static_cast<uint16_t>(p[0] | p[1] << 8); }
@@ -68,18 +68,35 @@ inline StoredGroup stored_group(int32_t type, const uint8_t* row, int64_t g) {
     case RB_Q8_0:
       for (int j = 0; j < 32; ++j) out.q[j] = b[2 + j] ^ 0x80;
       break;
-    case RB_Q4_0: nibbles(b + 2, out.q); break;
-    case RB_Q4_1: out.m = u16_at(b + 2); nibbles(b + 4, out.q); break;
-    case RB_Q5_0: nibbles(b + 6, out.q); add_fifth_bits(b + 2, out.q); break;
-    case RB_Q5_1: out.m = u16_at(b + 2); nibbles(b + 8, out.q); add_fifth_bits(b + 4, out.q); break;
-    case RB_Q4_K: out.m = u16_at(b + 2); k_scales(b + 4, in, out); k_nibbles(b + 16, in, out.q); break;
+    case RB_Q4_0:
+      nibbles(b + 2, out.q);
+      break;
+    case RB_Q4_1:
+      out.m = u16_at(b + 2);
+      nibbles(b + 4, out.q);
+      break;
+    case RB_Q5_0:
+      nibbles(b + 6, out.q);
+      add_fifth_bits(b + 2, out.q);
+      break;
+    case RB_Q5_1:
+      out.m = u16_at(b + 2);
+      nibbles(b + 8, out.q);
+      add_fifth_bits(b + 4, out.q);
+      break;
+    case RB_Q4_K:
+      out.m = u16_at(b + 2);
+      k_scales(b + 4, in, out);
+      k_nibbles(b + 16, in, out.q);
+      break;
     case RB_Q5_K:
       out.m = u16_at(b + 2);
       k_scales(b + 4, in, out);
       k_nibbles(b + 48, in, out.q);
       for (int j = 0; j < 32; ++j) out.q[j] = static_cast<uint8_t>(out.q[j] | (b[16 + j] >> in & 1) << 4);
       break;
-    default: q6_group(b, in, out);  // RB_Q6_K
+    default:
+      q6_group(b, in, out);  // RB_Q6_K
   }
   return out;
 }

@@ -22,16 +22,32 @@
 namespace rb::RB_NS {
 
 constexpr int kParts = 16 / kLanes;
-struct F { PF p[kParts]; };  // 16 x f32
-struct I { PI p[kParts]; };  // 16 x i32
-struct B { PB p[kParts]; };  // 16 x 4 bytes
-struct M { PM p[kParts]; };  // 16 truths
+struct F {
+  PF p[kParts];
+};  // 16 x f32
+struct I {
+  PI p[kParts];
+};  // 16 x i32
+struct B {
+  PB p[kParts];
+};  // 16 x 4 bytes
+struct M {
+  PM p[kParts];
+};  // 16 truths
 
 #define RB_PARTS RB_UNROLL for (int i = 0; i < kParts; ++i)
 #define RB_LIFT1(Out, name, native, A) \
-  RB_INLINE Out name(A a) { Out o; RB_PARTS o.p[i] = native(a.p[i]); return o; }
-#define RB_LIFT2(Out, name, native, A) \
-  RB_INLINE Out name(A a, A b) { Out o; RB_PARTS o.p[i] = native(a.p[i], b.p[i]); return o; }
+  RB_INLINE Out name(A a) {            \
+    Out o;                             \
+    RB_PARTS o.p[i] = native(a.p[i]);  \
+    return o;                          \
+  }
+#define RB_LIFT2(Out, name, native, A)        \
+  RB_INLINE Out name(A a, A b) {              \
+    Out o;                                    \
+    RB_PARTS o.p[i] = native(a.p[i], b.p[i]); \
+    return o;                                 \
+  }
 RB_LIFT2(F, add, p_add, F)
 RB_LIFT2(F, sub, p_sub, F)
 RB_LIFT2(F, mul, p_mul, F)
@@ -53,27 +69,95 @@ RB_LIFT1(B, wide_bytes, pb_wide, B)
 #undef RB_LIFT1
 #undef RB_LIFT2
 
-RB_INLINE F fma(F a, F b, F c) { F o; RB_PARTS o.p[i] = p_fma(a.p[i], b.p[i], c.p[i]); return o; }
-RB_INLINE F select(M m, F a, F b) { F o; RB_PARTS o.p[i] = p_select(m.p[i], a.p[i], b.p[i]); return o; }
-RB_INLINE F set1(float x) { F o; RB_PARTS o.p[i] = p_set1(x); return o; }
-RB_INLINE I set1(int32_t x) { I o; RB_PARTS o.p[i] = pi_set1(x); return o; }
-RB_INLINE F load(const float* x) { F o; RB_PARTS o.p[i] = p_load(x + i * kLanes); return o; }
+RB_INLINE F fma(F a, F b, F c) {
+  F o;
+  RB_PARTS o.p[i] = p_fma(a.p[i], b.p[i], c.p[i]);
+  return o;
+}
+RB_INLINE F select(M m, F a, F b) {
+  F o;
+  RB_PARTS o.p[i] = p_select(m.p[i], a.p[i], b.p[i]);
+  return o;
+}
+RB_INLINE F set1(float x) {
+  F o;
+  RB_PARTS o.p[i] = p_set1(x);
+  return o;
+}
+RB_INLINE I set1(int32_t x) {
+  I o;
+  RB_PARTS o.p[i] = pi_set1(x);
+  return o;
+}
+RB_INLINE F load(const float* x) {
+  F o;
+  RB_PARTS o.p[i] = p_load(x + i * kLanes);
+  return o;
+}
 RB_INLINE void store(float* x, F v) { RB_PARTS p_store(x + i * kLanes, v.p[i]); }
-RB_INLINE F load_half(const uint16_t* x) { F o; RB_PARTS o.p[i] = p_load_half(x + i * kLanes); return o; }
+RB_INLINE F load_half(const uint16_t* x) {
+  F o;
+  RB_PARTS o.p[i] = p_load_half(x + i * kLanes);
+  return o;
+}
 RB_INLINE void store_half(uint16_t* x, F v) { RB_PARTS p_store_half(x + i * kLanes, v.p[i]); }
-RB_INLINE F load_bf16(const uint16_t* x) { F o; RB_PARTS o.p[i] = p_load_bf16(x + i * kLanes); return o; }
-RB_INLINE I load(const int32_t* x) { I o; RB_PARTS o.p[i] = pi_load(x + i * kLanes); return o; }
-RB_INLINE F load_u8(const uint8_t* x) { F o; RB_PARTS o.p[i] = pi_to_float(pi_load_u8(x + i * kLanes)); return o; }
-RB_INLINE F load_s8(const int8_t* x) { F o; RB_PARTS o.p[i] = pi_to_float(pi_load_s8(x + i * kLanes)); return o; }
+RB_INLINE F load_bf16(const uint16_t* x) {
+  F o;
+  RB_PARTS o.p[i] = p_load_bf16(x + i * kLanes);
+  return o;
+}
+RB_INLINE I load(const int32_t* x) {
+  I o;
+  RB_PARTS o.p[i] = pi_load(x + i * kLanes);
+  return o;
+}
+RB_INLINE F load_u8(const uint8_t* x) {
+  F o;
+  RB_PARTS o.p[i] = pi_to_float(pi_load_u8(x + i * kLanes));
+  return o;
+}
+RB_INLINE F load_s8(const int8_t* x) {
+  F o;
+  RB_PARTS o.p[i] = pi_to_float(pi_load_s8(x + i * kLanes));
+  return o;
+}
 RB_INLINE void store_s8(int8_t* x, I v) { RB_PARTS pi_store_s8(x + i * kLanes, v.p[i]); }
-template <int N> RB_INLINE I shl(I a) { I o; RB_PARTS o.p[i] = pi_shl<N>(a.p[i]); return o; }
-template <int N> RB_INLINE I sar(I a) { I o; RB_PARTS o.p[i] = pi_sar<N>(a.p[i]); return o; }
+template <int N>
+RB_INLINE I shl(I a) {
+  I o;
+  RB_PARTS o.p[i] = pi_shl<N>(a.p[i]);
+  return o;
+}
+template <int N>
+RB_INLINE I sar(I a) {
+  I o;
+  RB_PARTS o.p[i] = pi_sar<N>(a.p[i]);
+  return o;
+}
 
 // Bytes. Shifts may carry bits across bytes: mask afterwards.
-RB_INLINE B load_bytes(const uint8_t* x) { B o; RB_PARTS o.p[i] = pb_load(x + i * 4 * kLanes); return o; }
-RB_INLINE B set1_bytes(uint8_t x) { B o; RB_PARTS o.p[i] = pb_set1(x); return o; }
-template <int N> RB_INLINE B shr(B a) { B o; RB_PARTS o.p[i] = pb_shr<N>(a.p[i]); return o; }
-template <int N> RB_INLINE B shl(B a) { B o; RB_PARTS o.p[i] = pb_shl<N>(a.p[i]); return o; }
+RB_INLINE B load_bytes(const uint8_t* x) {
+  B o;
+  RB_PARTS o.p[i] = pb_load(x + i * 4 * kLanes);
+  return o;
+}
+RB_INLINE B set1_bytes(uint8_t x) {
+  B o;
+  RB_PARTS o.p[i] = pb_set1(x);
+  return o;
+}
+template <int N>
+RB_INLINE B shr(B a) {
+  B o;
+  RB_PARTS o.p[i] = pb_shr<N>(a.p[i]);
+  return o;
+}
+template <int N>
+RB_INLINE B shl(B a) {
+  B o;
+  RB_PARTS o.p[i] = pb_shl<N>(a.p[i]);
+  return o;
+}
 // Byte j is 16 where bit j of `x` is set.
 RB_INLINE B fifth_bits(const uint8_t* x) {
   uint64_t v;
@@ -84,7 +168,8 @@ RB_INLINE B fifth_bits(const uint8_t* x) {
 }
 
 // init + the dot products of Steps x 4 weights a lane with Steps x 4 activations; exact. Weights are at most MaxQ.
-template <int Steps, int MaxQ> RB_INLINE I dot(I init, const B* w, const int8_t* a) {
+template <int Steps, int MaxQ>
+RB_INLINE I dot(I init, const B* w, const int8_t* a) {
   RB_UNROLL for (int s = 0; s < Steps; ++s) {
     const PB four = pb_set4(a + 4 * s);
     RB_PARTS init.p[i] = pb_dot<MaxQ>(init.p[i], w[s].p[i], four);

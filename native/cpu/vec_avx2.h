@@ -30,18 +30,30 @@ RB_INLINE PF p_load_half(const uint16_t* x) { return _mm256_cvtph_ps(load_16(x))
 RB_INLINE void p_store_half(uint16_t* x, PF v) {
   _mm_storeu_si128(reinterpret_cast<__m128i*>(x), _mm256_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT));
 }
-RB_INLINE PF p_load_bf16(const uint16_t* x) { return p_float_of(_mm256_slli_epi32(_mm256_cvtepu16_epi32(load_16(x)), 16)); }
+RB_INLINE PF p_load_bf16(const uint16_t* x) {
+  return p_float_of(_mm256_slli_epi32(_mm256_cvtepu16_epi32(load_16(x)), 16));
+}
 
 RB_INLINE PI pi_set1(int32_t x) { return _mm256_set1_epi32(x); }
 RB_INLINE PI pi_load(const int32_t* x) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(x)); }
-RB_INLINE PI pi_load_u8(const uint8_t* x) { return _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(x))); }
-RB_INLINE PI pi_load_s8(const int8_t* x) { return _mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(x))); }
+RB_INLINE PI pi_load_u8(const uint8_t* x) {
+  return _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(x)));
+}
+RB_INLINE PI pi_load_s8(const int8_t* x) {
+  return _mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(x)));
+}
 RB_INLINE PI pi_add(PI a, PI b) { return _mm256_add_epi32(a, b); }
 RB_INLINE PI pi_sub(PI a, PI b) { return _mm256_sub_epi32(a, b); }
 RB_INLINE PI pi_and(PI a, PI b) { return _mm256_and_si256(a, b); }
 RB_INLINE PI pi_max(PI a, PI b) { return _mm256_max_epi32(a, b); }
-template <int N> RB_INLINE PI pi_shl(PI a) { return _mm256_slli_epi32(a, N); }
-template <int N> RB_INLINE PI pi_sar(PI a) { return _mm256_srai_epi32(a, N); }
+template <int N>
+RB_INLINE PI pi_shl(PI a) {
+  return _mm256_slli_epi32(a, N);
+}
+template <int N>
+RB_INLINE PI pi_sar(PI a) {
+  return _mm256_srai_epi32(a, N);
+}
 RB_INLINE PF pi_to_float(PI a) { return _mm256_cvtepi32_ps(a); }
 RB_INLINE PI p_to_int(PF x) { return _mm256_cvtps_epi32(x); }
 RB_INLINE void pi_store_s8(int8_t* x, PI v) {
@@ -68,13 +80,21 @@ RB_INLINE PB pb_set4(const int8_t* x) {
 RB_INLINE PB pb_set1(uint8_t x) { return _mm256_set1_epi8(static_cast<char>(x)); }
 RB_INLINE PB pb_and(PB a, PB b) { return _mm256_and_si256(a, b); }
 RB_INLINE PB pb_or(PB a, PB b) { return _mm256_or_si256(a, b); }
-template <int N> RB_INLINE PB pb_shr(PB a) { return _mm256_srli_epi16(a, N); }
-template <int N> RB_INLINE PB pb_shl(PB a) { return _mm256_slli_epi16(a, N); }
+template <int N>
+RB_INLINE PB pb_shr(PB a) {
+  return _mm256_srli_epi16(a, N);
+}
+template <int N>
+RB_INLINE PB pb_shl(PB a) {
+  return _mm256_slli_epi16(a, N);
+}
 // Every byte gets the byte that holds its bit, then only that bit is kept and compared.
 RB_INLINE PB pb_fifth(uint64_t x, int part) {
-  const __m256i spread = _mm256_setr_epi8(0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1, 2, 2, 2, 2, 2, 2, 2, 2, 3, 3, 3, 3, 3, 3, 3, 3);
+  const __m256i spread =
+      _mm256_setr_epi8(0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1, 2, 2, 2, 2, 2, 2, 2, 2, 3, 3, 3, 3, 3, 3, 3, 3);
   const __m256i bit = _mm256_set1_epi64x(static_cast<long long>(0x8040201008040201ull));
-  const __m256i own = _mm256_and_si256(_mm256_shuffle_epi8(_mm256_set1_epi32(static_cast<int32_t>(x >> (32 * part))), spread), bit);
+  const __m256i own =
+      _mm256_and_si256(_mm256_shuffle_epi8(_mm256_set1_epi32(static_cast<int32_t>(x >> (32 * part))), spread), bit);
   return _mm256_and_si256(_mm256_cmpeq_epi8(own, bit), _mm256_set1_epi8(16));
 }
 
@@ -82,7 +102,8 @@ RB_INLINE PB pb_fifth(uint64_t x, int part) {
 // signed (the offset is gone) and their sign is moved to the activation: 2 x 128 x 127 = 32512 fits.
 constexpr int kByteOffset = 0;
 RB_INLINE PB pb_wide(PB stored) { return _mm256_xor_si256(stored, _mm256_set1_epi8(static_cast<char>(0x80))); }
-template <int MaxQ> RB_INLINE PI pb_dot(PI acc, PB w, PB a) {
+template <int MaxQ>
+RB_INLINE PI pb_dot(PI acc, PB w, PB a) {
   const __m256i pairs =
       MaxQ > 127 ? _mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_sign_epi8(a, w)) : _mm256_maddubs_epi16(w, a);
   return _mm256_add_epi32(acc, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));

@@ -25,27 +25,42 @@ RB_INLINE PM p_lt(PF a, PF b) { return _mm512_cmp_ps_mask(a, b, _CMP_LT_OQ); }
 RB_INLINE PF p_select(PM m, PF a, PF b) { return _mm512_mask_blend_ps(m, b, a); }
 RB_INLINE PI p_bits(PF a) { return _mm512_castps_si512(a); }
 RB_INLINE PF p_float_of(PI a) { return _mm512_castsi512_ps(a); }
-RB_INLINE PF p_load_half(const uint16_t* x) { return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(x))); }
+RB_INLINE PF p_load_half(const uint16_t* x) {
+  return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(x)));
+}
 RB_INLINE void p_store_half(uint16_t* x, PF v) {
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(x), _mm512_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT));
 }
 RB_INLINE PF p_load_bf16(const uint16_t* x) {
-  return p_float_of(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(x))), 16));
+  return p_float_of(
+      _mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(x))), 16));
 }
 
 RB_INLINE PI pi_set1(int32_t x) { return _mm512_set1_epi32(x); }
 RB_INLINE PI pi_load(const int32_t* x) { return _mm512_loadu_si512(x); }
-RB_INLINE PI pi_load_u8(const uint8_t* x) { return _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(x))); }
-RB_INLINE PI pi_load_s8(const int8_t* x) { return _mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(x))); }
+RB_INLINE PI pi_load_u8(const uint8_t* x) {
+  return _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(x)));
+}
+RB_INLINE PI pi_load_s8(const int8_t* x) {
+  return _mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(x)));
+}
 RB_INLINE PI pi_add(PI a, PI b) { return _mm512_add_epi32(a, b); }
 RB_INLINE PI pi_sub(PI a, PI b) { return _mm512_sub_epi32(a, b); }
 RB_INLINE PI pi_and(PI a, PI b) { return _mm512_and_si512(a, b); }
 RB_INLINE PI pi_max(PI a, PI b) { return _mm512_max_epi32(a, b); }
-template <int N> RB_INLINE PI pi_shl(PI a) { return _mm512_slli_epi32(a, N); }
-template <int N> RB_INLINE PI pi_sar(PI a) { return _mm512_srai_epi32(a, N); }
+template <int N>
+RB_INLINE PI pi_shl(PI a) {
+  return _mm512_slli_epi32(a, N);
+}
+template <int N>
+RB_INLINE PI pi_sar(PI a) {
+  return _mm512_srai_epi32(a, N);
+}
 RB_INLINE PF pi_to_float(PI a) { return _mm512_cvtepi32_ps(a); }
 RB_INLINE PI p_to_int(PF x) { return _mm512_cvtps_epi32(x); }
-RB_INLINE void pi_store_s8(int8_t* x, PI v) { _mm_storeu_si128(reinterpret_cast<__m128i*>(x), _mm512_cvtepi32_epi8(v)); }
+RB_INLINE void pi_store_s8(int8_t* x, PI v) {
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(x), _mm512_cvtepi32_epi8(v));
+}
 RB_INLINE int32_t pi_reduce_max(PI a) { return _mm512_reduce_max_epi32(a); }
 RB_INLINE int32_t pi_reduce_add(PI a) { return _mm512_reduce_add_epi32(a); }
 
@@ -58,12 +73,21 @@ RB_INLINE PB pb_set4(const int8_t* x) {
 RB_INLINE PB pb_set1(uint8_t x) { return _mm512_set1_epi8(static_cast<char>(x)); }
 RB_INLINE PB pb_and(PB a, PB b) { return _mm512_and_si512(a, b); }
 RB_INLINE PB pb_or(PB a, PB b) { return _mm512_or_si512(a, b); }
-template <int N> RB_INLINE PB pb_shr(PB a) { return _mm512_srli_epi16(a, N); }
-template <int N> RB_INLINE PB pb_shl(PB a) { return _mm512_slli_epi16(a, N); }
+template <int N>
+RB_INLINE PB pb_shr(PB a) {
+  return _mm512_srli_epi16(a, N);
+}
+template <int N>
+RB_INLINE PB pb_shl(PB a) {
+  return _mm512_slli_epi16(a, N);
+}
 RB_INLINE PB pb_fifth(uint64_t bits, int) { return _mm512_maskz_mov_epi8(bits, _mm512_set1_epi8(16)); }
 
 constexpr int kByteOffset = 128;  // dpbusd takes unsigned weights: Q8_0 enters as it is stored
 RB_INLINE PB pb_wide(PB stored) { return stored; }
-template <int MaxQ> RB_INLINE PI pb_dot(PI acc, PB w, PB a) { return _mm512_dpbusd_epi32(acc, w, a); }
+template <int MaxQ>
+RB_INLINE PI pb_dot(PI acc, PB w, PB a) {
+  return _mm512_dpbusd_epi32(acc, w, a);
+}
 
 }  // namespace rb::RB_NS

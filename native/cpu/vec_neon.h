@@ -44,8 +44,14 @@ RB_INLINE PI pi_add(PI a, PI b) { return vaddq_s32(a, b); }
 RB_INLINE PI pi_sub(PI a, PI b) { return vsubq_s32(a, b); }
 RB_INLINE PI pi_and(PI a, PI b) { return vandq_s32(a, b); }
 RB_INLINE PI pi_max(PI a, PI b) { return vmaxq_s32(a, b); }
-template <int N> RB_INLINE PI pi_shl(PI a) { return vshlq_n_s32(a, N); }
-template <int N> RB_INLINE PI pi_sar(PI a) { return vshrq_n_s32(a, N); }
+template <int N>
+RB_INLINE PI pi_shl(PI a) {
+  return vshlq_n_s32(a, N);
+}
+template <int N>
+RB_INLINE PI pi_sar(PI a) {
+  return vshrq_n_s32(a, N);
+}
 RB_INLINE PF pi_to_float(PI a) { return vcvtq_f32_s32(a); }
 RB_INLINE PI p_to_int(PF x) { return vcvtnq_s32_f32(x); }
 RB_INLINE void pi_store_s8(int8_t* x, PI v) {
@@ -61,8 +67,14 @@ RB_INLINE PB pb_set4(const int8_t* x) { return vreinterpretq_u8_u32(vdupq_n_u32(
 RB_INLINE PB pb_set1(uint8_t x) { return vdupq_n_u8(x); }
 RB_INLINE PB pb_and(PB a, PB b) { return vandq_u8(a, b); }
 RB_INLINE PB pb_or(PB a, PB b) { return vorrq_u8(a, b); }
-template <int N> RB_INLINE PB pb_shr(PB a) { return vshrq_n_u8(a, N); }
-template <int N> RB_INLINE PB pb_shl(PB a) { return vshlq_n_u8(a, N); }
+template <int N>
+RB_INLINE PB pb_shr(PB a) {
+  return vshrq_n_u8(a, N);
+}
+template <int N>
+RB_INLINE PB pb_shl(PB a) {
+  return vshlq_n_u8(a, N);
+}
 RB_INLINE PB pb_fifth(uint64_t x, int part) {
   static constexpr uint8_t bit[16] = {1, 2, 4, 8, 16, 32, 64, 128, 1, 2, 4, 8, 16, 32, 64, 128};
   const uint8_t low = static_cast<uint8_t>(x >> (16 * part)), high = static_cast<uint8_t>(x >> (16 * part + 8));
@@ -72,7 +84,8 @@ RB_INLINE PB pb_fifth(uint64_t x, int part) {
 // sdot is signed by signed: weights of 8 bits are made signed and the offset is gone, narrower ones are positive anyway.
 constexpr int kByteOffset = 0;
 RB_INLINE PB pb_wide(PB stored) { return veorq_u8(stored, vdupq_n_u8(0x80)); }
-template <int MaxQ> RB_INLINE PI pb_dot(PI acc, PB w, PB a) {
+template <int MaxQ>
+RB_INLINE PI pb_dot(PI acc, PB w, PB a) {
   return vdotq_s32(acc, vreinterpretq_s8_u8(w), vreinterpretq_s8_u8(a));
 }
 

@@ -37,8 +37,14 @@ RB_INLINE PI pi_add(PI a, PI b) { return static_cast<int32_t>(static_cast<uint32
 RB_INLINE PI pi_sub(PI a, PI b) { return static_cast<int32_t>(static_cast<uint32_t>(a) - static_cast<uint32_t>(b)); }
 RB_INLINE PI pi_and(PI a, PI b) { return a & b; }
 RB_INLINE PI pi_max(PI a, PI b) { return a > b ? a : b; }
-template <int N> RB_INLINE PI pi_shl(PI a) { return static_cast<int32_t>(static_cast<uint32_t>(a) << N); }
-template <int N> RB_INLINE PI pi_sar(PI a) { return a >> N; }
+template <int N>
+RB_INLINE PI pi_shl(PI a) {
+  return static_cast<int32_t>(static_cast<uint32_t>(a) << N);
+}
+template <int N>
+RB_INLINE PI pi_sar(PI a) {
+  return a >> N;
+}
 RB_INLINE PF pi_to_float(PI a) { return static_cast<float>(a); }
 // Nearest even for |x| < 2^22: adding 1.5 x 2^23 leaves the integer in the last places.
 RB_INLINE PI p_to_int(PF x) { return pi_sub(p_bits(x + 0x1.8p23f), p_bits(0x1.8p23f)); }
@@ -55,8 +61,14 @@ RB_INLINE PB pb_set4(const int8_t* x) { return pb_load(reinterpret_cast<const ui
 RB_INLINE PB pb_set1(uint8_t x) { return 0x01010101u * x; }
 RB_INLINE PB pb_and(PB a, PB b) { return a & b; }
 RB_INLINE PB pb_or(PB a, PB b) { return a | b; }
-template <int N> RB_INLINE PB pb_shr(PB a) { return a >> N; }
-template <int N> RB_INLINE PB pb_shl(PB a) { return a << N; }
+template <int N>
+RB_INLINE PB pb_shr(PB a) {
+  return a >> N;
+}
+template <int N>
+RB_INLINE PB pb_shl(PB a) {
+  return a << N;
+}
 RB_INLINE PB pb_fifth(uint64_t bits, int part) {
   const uint32_t b = static_cast<uint32_t>(bits >> (4 * part));
   return (b & 1u) << 4 | (b & 2u) << 11 | (b & 4u) << 18 | (b & 8u) << 25;
@@ -64,7 +76,8 @@ RB_INLINE PB pb_fifth(uint64_t bits, int part) {
 
 constexpr int kByteOffset = 128;  // Q8_0 weights enter the dot product as they are stored
 RB_INLINE PB pb_wide(PB stored) { return stored; }
-template <int MaxQ> RB_INLINE PI pb_dot(PI acc, PB w, PB a) {
+template <int MaxQ>
+RB_INLINE PI pb_dot(PI acc, PB w, PB a) {
   for (int i = 0; i < 4; ++i) acc += static_cast<int32_t>(w >> 8 * i & 255u) * static_cast<int8_t>(a >> 8 * i & 255u);
   return acc;
 }

@@ -186,12 +186,8 @@ RB_INLINE int32_t gather_body(const float* v, int32_t n, float least, int32_t fi
 }
 
 #define RB_LANES(suffix, W, attribute)                                                                        \
-  attribute Best best_##suffix(const float* in, int32_t n) {                                                  \
-    return best_body<W>(in, n);                                                                               \
-  }                                                                                                           \
-  attribute bool copy_##suffix(const float* in, int32_t n, float* out) {                                      \
-    return copy_body<W>(in, n, out);                                                                          \
-  }                                                                                                           \
+  attribute Best best_##suffix(const float* in, int32_t n) { return best_body<W>(in, n); }                    \
+  attribute bool copy_##suffix(const float* in, int32_t n, float* out) { return copy_body<W>(in, n, out); }   \
   attribute double weigh_##suffix(const float* x, int32_t n, float max, float scale, float* w, float* sums) { \
     return weigh_body<W>(x, n, max, scale, w, sums);                                                          \
   }                                                                                                           \

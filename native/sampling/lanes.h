@@ -12,12 +12,8 @@ inline constexpr int32_t kBlock =
     1024;  // ids per partial sum: 64 additions a lane keep the float error under 64 * 2^-24
 
 // Elements of a buffer for n values: whole vectors, so that passes need no tail.
-inline int32_t padded(int32_t n) {
-  return (n + kLanes - 1) / kLanes * kLanes;
-}
-inline int32_t blocks(int32_t n) {
-  return (n + kBlock - 1) / kBlock;
-}
+inline int32_t padded(int32_t n) { return (n + kLanes - 1) / kLanes * kLanes; }
+inline int32_t blocks(int32_t n) { return (n + kBlock - 1) / kBlock; }
 
 struct Candidate {
   float value;

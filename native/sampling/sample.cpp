@@ -15,17 +15,13 @@ namespace {
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
-bool greater(const Candidate& a, const Candidate& b) {
-  return a.value != b.value ? a.value > b.value : a.id < b.id;
-}
+bool greater(const Candidate& a, const Candidate& b) { return a.value != b.value ? a.value > b.value : a.id < b.id; }
 
 bool finite_all(std::initializer_list<double> values) {
   return std::all_of(values.begin(), values.end(), [](double v) { return std::isfinite(v); });
 }
 
-float clamp(float x) {
-  return x > FLT_MAX ? FLT_MAX : x;
-}
+float clamp(float x) { return x > FLT_MAX ? FLT_MAX : x; }
 
 double chain(const Candidate* c, int32_t count) {
   double sum = 0.0;
@@ -37,13 +33,9 @@ bool changes_logits(const Params& p) {
   return p.repetition != 1.0f || p.frequency != 0.0f || p.presence != 0.0f || !p.bias.empty();
 }
 
-Answer answer_of(int32_t id) {
-  return {id < 0 ? Status::kNothing : Status::kOk, id};
-}
+Answer answer_of(int32_t id) { return {id < 0 ? Status::kNothing : Status::kOk, id}; }
 
-bool is_greedy(const Params& p) {
-  return p.temperature <= kGreedyTemperature || p.top_k == 1;
-}
+bool is_greedy(const Params& p) { return p.temperature <= kGreedyTemperature || p.top_k == 1; }
 
 }  // namespace
 

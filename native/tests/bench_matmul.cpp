@@ -13,7 +13,9 @@ namespace {
 
 double seconds() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
 
-struct Shape { int32_t type, n, k; };
+struct Shape {
+  int32_t type, n, k;
+};
 
 struct Work {
   const rb_kernel* kernel;
@@ -23,7 +25,8 @@ struct Work {
 
   void run(void* scratch) {
     const int64_t tasks = kernel->tasks(&args, &step);
-    for (int64_t i; (i = next.fetch_add(1, std::memory_order_relaxed)) < tasks;) kernel->run(&args, &step, i, i + 1, scratch);
+    for (int64_t i; (i = next.fetch_add(1, std::memory_order_relaxed)) < tasks;)
+      kernel->run(&args, &step, i, i + 1, scratch);
   }
 };
 
@@ -41,7 +44,16 @@ double measure(const Shape& s, int32_t isa, int32_t rows, int threads) {
   std::vector<Work> work(copies);
   for (size_t i = 0; i < copies; ++i) {
     work[i].kernel = &rb_kernels(isa)[RB_OP_MATMUL];
-    work[i].args.matmul = {{weights.data() + i * bytes, s.type, s.n, s.k}, x.data(), xq.data(), nullptr, nullptr, y.data(), s.k, s.n, 0, RB_ROWS};
+    work[i].args.matmul = {{weights.data() + i * bytes, s.type, s.n, s.k},
+                           x.data(),
+                           xq.data(),
+                           nullptr,
+                           nullptr,
+                           y.data(),
+                           s.k,
+                           s.n,
+                           0,
+                           RB_ROWS};
     work[i].step = rows_step(rows);
   }
   double best = 1e9;
@@ -99,15 +111,16 @@ int32_t chosen_isa(int argc, char** argv) {
 
 int main(int argc, char** argv) {
   const int32_t isa = chosen_isa(argc, argv);
-  std::printf("%s; read bandwidth %.1f GB/s with 1 thread, %.1f with 2\n", rb_isa_name(isa), read_bandwidth(1), read_bandwidth(2));
+  std::printf("%s; read bandwidth %.1f GB/s with 1 thread, %.1f with 2\n", rb_isa_name(isa), read_bandwidth(1),
+              read_bandwidth(2));
   const Shape shapes[] = {{RB_Q4_1, 576, 1536}, {RB_Q4_1, 1536, 576}, {RB_Q8_0, 49152, 576}};
   for (const Shape& s : shapes) {
     for (const int32_t rows : {1, 8, 512}) {
       if (rows == 512 && s.n > 4096) continue;
       for (const int threads : {1, 2}) {
         const double t = measure(s, isa, rows, threads), bytes = static_cast<double>(rb_packed_bytes(s.type, s.n, s.k));
-        std::printf("%s %5dx%4d rows %3d threads %d: %8.1f us %7.1f Gop/s %6.1f GB/s\n", type_name(s.type), s.n, s.k, rows, threads,
-                    t * 1e6, 2.0 * s.n * s.k * rows / t / 1e9, bytes / t / 1e9);
+        std::printf("%s %5dx%4d rows %3d threads %d: %8.1f us %7.1f Gop/s %6.1f GB/s\n", type_name(s.type), s.n, s.k,
+                    rows, threads, t * 1e6, 2.0 * s.n * s.k * rows / t / 1e9, bytes / t / 1e9);
       }
     }
   }

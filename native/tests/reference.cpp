@@ -22,11 +22,16 @@ Weight simple(int32_t type, const uint8_t* row, int64_t index) {
   const double d = half_value(b), m = half_value(b + 2);
   const auto nibble = [&](int start) { return i < 16 ? b[start + i] % 16 : b[start + i - 16] / 16; };
   switch (type) {
-    case RB_Q8_0: return {d * static_cast<int8_t>(b[2 + i]), 0.0};
-    case RB_Q4_0: return {d * (nibble(2) - 8), 0.0};
-    case RB_Q4_1: return {d * nibble(4), m};
-    case RB_Q5_0: return {d * (nibble(6) + 16 * bit(b + 2, i) - 16), 0.0};
-    default: return {d * (nibble(8) + 16 * bit(b + 4, i)), m};
+    case RB_Q8_0:
+      return {d * static_cast<int8_t>(b[2 + i]), 0.0};
+    case RB_Q4_0:
+      return {d * (nibble(2) - 8), 0.0};
+    case RB_Q4_1:
+      return {d * nibble(4), m};
+    case RB_Q5_0:
+      return {d * (nibble(6) + 16 * bit(b + 2, i) - 16), 0.0};
+    default:
+      return {d * (nibble(8) + 16 * bit(b + 4, i)), m};
   }
 }
 

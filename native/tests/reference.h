@@ -5,7 +5,9 @@
 
 #include "rebar.h"
 
-struct Weight { double product, minimum; };  // weight = product + minimum, both exact
+struct Weight {
+  double product, minimum;
+};  // weight = product + minimum, both exact
 
 double half_value(const uint8_t* p);
 std::vector<Weight> decode_row(int32_t type, const uint8_t* row, int64_t k);  // one stored row

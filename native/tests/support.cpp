@@ -11,7 +11,9 @@ uint64_t Random::bits() {
   return z ^ (z >> 31);
 }
 
-float Random::uniform(float low, float high) { return low + (high - low) * static_cast<float>(bits() >> 40) * 0x1p-24f; }
+float Random::uniform(float low, float high) {
+  return low + (high - low) * static_cast<float>(bits() >> 40) * 0x1p-24f;
+}
 
 float Random::normal() {
   const double u = (static_cast<double>(bits() >> 11) + 1.0) * 0x1p-53, v = static_cast<double>(bits() >> 11) * 0x1p-53;
@@ -38,7 +40,8 @@ std::vector<int32_t> available_isas() {
 }
 
 const char* type_name(int32_t type) {
-  static constexpr const char* names[] = {"F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K"};
+  static constexpr const char* names[] = {"F32",  "F16",  "BF16", "Q8_0", "Q4_0", "Q4_1",
+                                          "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K"};
   return names[type];
 }
 
@@ -85,7 +88,8 @@ std::vector<uint8_t> random_stored(Random& random, int32_t type, int64_t n, int6
     return out;
   }
   for (uint8_t& byte : out) byte = static_cast<uint8_t>(random.bits());
-  const bool super = type >= RB_Q4_K, minimum = type == RB_Q4_1 || type == RB_Q5_1 || type == RB_Q4_K || type == RB_Q5_K;
+  const bool super = type >= RB_Q4_K,
+             minimum = type == RB_Q4_1 || type == RB_Q5_1 || type == RB_Q4_K || type == RB_Q5_K;
   const size_t block = out.size() / static_cast<size_t>(n * k / (super ? 256 : 32));
   for (size_t at = 0; at < out.size(); at += block) {  // only the f16 scales must be sane numbers
     put_half(out, type == RB_Q6_K ? at + 208 : at, random.uniform(0.01f, 0.1f) * (random.below(2) ? 1.0f : -1.0f));
@@ -96,7 +100,8 @@ std::vector<uint8_t> random_stored(Random& random, int32_t type, int64_t n, int6
 
 Buffer packed(int32_t type, const std::vector<uint8_t>& stored, int64_t n, int64_t k, const int32_t* rows) {
   Buffer out(rb_packed_bytes(type, n, k));
-  if (rb_pack(type, stored.data(), stored.size(), n, k, rows, out.data(), out.size(), 0, (n + 15) / 16) != RB_PACK_OK) std::abort();
+  if (rb_pack(type, stored.data(), stored.size(), n, k, rows, out.data(), out.size(), 0, (n + 15) / 16) != RB_PACK_OK)
+    std::abort();
   return out;
 }
 

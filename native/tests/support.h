@@ -28,7 +28,9 @@ class Random {  // splitmix64
 class Buffer {
  public:
   explicit Buffer(size_t bytes);
-  explicit Buffer(const std::vector<uint8_t>& from) : Buffer(from.size()) { std::memcpy(data_, from.data(), from.size()); }
+  explicit Buffer(const std::vector<uint8_t>& from) : Buffer(from.size()) {
+    std::memcpy(data_, from.data(), from.size());
+  }
   ~Buffer() { std::free(data_); }
   Buffer(const Buffer&) = delete;
   Buffer& operator=(const Buffer&) = delete;
@@ -41,7 +43,10 @@ class Buffer {
   uint8_t* data() { return data_; }
   const uint8_t* data() const { return data_; }
   size_t size() const { return bytes_; }
-  template <class T> T* as() { return reinterpret_cast<T*>(data_); }
+  template <class T>
+  T* as() {
+    return reinterpret_cast<T*>(data_);
+  }
 
  private:
   uint8_t* data_;
@@ -59,6 +64,7 @@ std::vector<uint8_t> random_stored(Random& random, int32_t type, int64_t n, int6
 Buffer packed(int32_t type, const std::vector<uint8_t>& stored, int64_t n, int64_t k, const int32_t* rows = nullptr);
 std::vector<uint8_t> quantized(int32_t isa, const float* x, int32_t rows, int32_t k);
 
-template <class T> bool same_bits(const std::vector<T>& a, const std::vector<T>& b) {
+template <class T>
+bool same_bits(const std::vector<T>& a, const std::vector<T>& b) {
   return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(T)) == 0;
 }

@@ -9,7 +9,10 @@
 
 namespace {
 
-struct Setting { int32_t heads, kv_heads, head_dim, window; float softcap; };
+struct Setting {
+  int32_t heads, kv_heads, head_dim, window;
+  float softcap;
+};
 
 // Sequences of given lengths in shuffled blocks; every position's q is kept, so that any rows can be asked for.
 struct Cache {
@@ -23,7 +26,8 @@ struct Cache {
 Cache cache(uint64_t seed, const Setting& s, const std::vector<int32_t>& lengths) {
   Random random(seed);
   Cache c{s, lengths, {}, 0, 0, {}, {}, {}};
-  for (const int32_t length : lengths) c.table_stride = std::max(c.table_stride, (length + 15) / 16), c.blocks += (length + 15) / 16;
+  for (const int32_t length : lengths)
+    c.table_stride = std::max(c.table_stride, (length + 15) / 16), c.blocks += (length + 15) / 16;
   c.blocks += 2;
   std::vector<int32_t> order(static_cast<size_t>(c.blocks));
   for (int32_t i = 0; i < c.blocks; ++i) order[i] = i;
@@ -48,7 +52,9 @@ Cache cache(uint64_t seed, const Setting& s, const std::vector<int32_t>& lengths
   return c;
 }
 
-struct Ask { int32_t sequence, first, count; };
+struct Ask {
+  int32_t sequence, first, count;
+};
 
 std::vector<float> attention(const Cache& c, int32_t isa, const std::vector<Ask>& asks, Split split = Split::kWhole) {
   const Setting& s = c.s;
@@ -68,16 +74,31 @@ std::vector<float> attention(const Cache& c, int32_t isa, const std::vector<Ask>
   Buffer outq(s.head_dim % 32 == 0 ? rb_quantized_stride(width) * positions.size() : 0);
   std::memset(outq.data(), 0, outq.size());
   rb_args args{};
-  args.attention = {q.data(), c.keys.data(), c.values.data(), out.data(), outq.size() > 0 ? outq.data() : nullptr, width, width, s.heads,
-                    s.kv_heads, s.head_dim, s.window, c.table_stride * 16, c.blocks, 1.0f / std::sqrt(static_cast<float>(s.head_dim)), s.softcap};
+  args.attention = {q.data(),
+                    c.keys.data(),
+                    c.values.data(),
+                    out.data(),
+                    outq.size() > 0 ? outq.data() : nullptr,
+                    width,
+                    width,
+                    s.heads,
+                    s.kv_heads,
+                    s.head_dim,
+                    s.window,
+                    c.table_stride * 16,
+                    c.blocks,
+                    1.0f / std::sqrt(static_cast<float>(s.head_dim)),
+                    s.softcap};
   run_launch(isa, RB_OP_ATTENTION, args, step, split);
-  if (outq.size() > 0) CHECK(std::memcmp(quantized(isa, out.data(), step.rows, width).data(), outq.data(), outq.size()) == 0);
+  if (outq.size() > 0)
+    CHECK(std::memcmp(quantized(isa, out.data(), step.rows, width).data(), outq.data(), outq.size()) == 0);
   return out;
 }
 
 void reference_head(const Cache& c, const Ask& at, int32_t head, double* out, double* magnitude, double* largest) {
   const Setting& s = c.s;
-  const int32_t p = at.first, start = s.window > 0 ? std::max(0, p - s.window + 1) : 0, kv = head / (s.heads / s.kv_heads);
+  const int32_t p = at.first, start = s.window > 0 ? std::max(0, p - s.window + 1) : 0,
+                kv = head / (s.heads / s.kv_heads);
   const float* q = c.q[at.sequence].data() + (p * s.heads + head) * s.head_dim;
   std::vector<double> score;
   *largest = 0.0;
@@ -100,7 +121,8 @@ void reference_head(const Cache& c, const Ask& at, int32_t head, double* out, do
     out[d] = magnitude[d] = 0.0;
     for (int32_t j = start; j <= p; ++j) {
       const int32_t block = c.tables[at.sequence * c.table_stride + j / 16];
-      const double term = score[j - start] / total * half(c.values[((block * s.kv_heads + kv) * 16 + j % 16) * s.head_dim + d]);
+      const double term =
+          score[j - start] / total * half(c.values[((block * s.kv_heads + kv) * 16 + j % 16) * s.head_dim + d]);
       out[d] += term, magnitude[d] += std::abs(term);
     }
   }
@@ -124,8 +146,8 @@ void check_against_double(const Cache& c, const Ask& ask, const std::vector<floa
   }
 }
 
-const Setting kSettings[] = {{1, 1, 16, 0, 0.0f},  {9, 3, 64, 0, 0.0f},   {7, 1, 32, 5, 0.0f},     {4, 1, 96, 40, 0.0f},
-                             {8, 8, 32, 3, 2.0f},  {14, 2, 64, 0, 20.0f}, {12, 1, 256, 16, 0.0f}};
+const Setting kSettings[] = {{1, 1, 16, 0, 0.0f}, {9, 3, 64, 0, 0.0f},   {7, 1, 32, 5, 0.0f},   {4, 1, 96, 40, 0.0f},
+                             {8, 8, 32, 3, 2.0f}, {14, 2, 64, 0, 20.0f}, {12, 1, 256, 16, 0.0f}};
 
 std::string name(const Setting& s, int32_t isa) {
   return std::to_string(s.heads) + "/" + std::to_string(s.kv_heads) + "x" + std::to_string(s.head_dim) + " window " +
@@ -143,7 +165,8 @@ TEST(attention, agrees_with_double_precision_and_between_instruction_sets) {
     check_against_double(c, all, scalar);
     for (const int32_t isa : available_isas()) {
       test_context = name(s, isa);
-      for (const Split split : {Split::kWhole, Split::kSingle, Split::kBackwards}) CHECK(same_bits(attention(c, isa, {all}, split), scalar));
+      for (const Split split : {Split::kWhole, Split::kSingle, Split::kBackwards})
+        CHECK(same_bits(attention(c, isa, {all}, split), scalar));
     }
   }
 }
@@ -184,11 +207,13 @@ TEST(attention, later_positions_have_no_influence) {
         const int32_t block = c.tables[p / 16];
         for (int32_t i = 0; i < s.kv_heads * s.head_dim; ++i) {
           dirty.keys[(block * s.kv_heads * s.head_dim + i) * 16 + p % 16] = p % 2 ? 0x7e00 : 0x7c00;
-          dirty.values[((block * s.kv_heads + i / s.head_dim) * 16 + p % 16) * s.head_dim + i % s.head_dim] = p % 2 ? 0xfc00 : 0x7e01;
+          dirty.values[((block * s.kv_heads + i / s.head_dim) * 16 + p % 16) * s.head_dim + i % s.head_dim] =
+              p % 2 ? 0xfc00 : 0x7e01;
         }
       }
       const std::vector<float> y = attention(dirty, isa, {{0, 0, 40}});
-      CHECK(same_bits(std::vector<float>(y.begin(), y.begin() + 35 * width), {clean.begin(), clean.begin() + 35 * width}));
+      CHECK(same_bits(std::vector<float>(y.begin(), y.begin() + 35 * width),
+                      {clean.begin(), clean.begin() + 35 * width}));
       CHECK(std::all_of(y.begin() + 35 * width, y.end(), [](float v) { return std::isnan(v); }));
     }
   }

@@ -27,16 +27,20 @@ double ulps(float got, double expected) {
 
 TEST(math, exp_is_within_one_ulp) {
   double worst = 0.0;
-  for (float x = -110.0f; x < 88.72f; x += 0.00037f) worst = std::max(worst, ulps(exp1(x), std::exp(static_cast<double>(x))));
+  for (float x = -110.0f; x < 88.72f; x += 0.00037f)
+    worst = std::max(worst, ulps(exp1(x), std::exp(static_cast<double>(x))));
   test_context = "worst " + std::to_string(worst);
   CHECK(worst < 1.0);
-  CHECK(exp1(0.0f) == 1.0f && exp1(-INFINITY) == 0.0f && exp1(-104.0f) == 0.0f && exp1(100.0f) == INFINITY && std::isnan(exp1(NAN)));
+  CHECK(exp1(0.0f) == 1.0f && exp1(-INFINITY) == 0.0f && exp1(-104.0f) == 0.0f && exp1(100.0f) == INFINITY &&
+        std::isnan(exp1(NAN)));
 }
 
 TEST(math, tanh_is_within_two_ulps) {
   double worst = 0.0;
-  for (float x = -12.0f; x < 12.0f; x += 0.000051f) worst = std::max(worst, ulps(tanh1(x), std::tanh(static_cast<double>(x))));
-  for (float x = 1e-40f; x < 1.0f; x *= 1.001f) worst = std::max(worst, ulps(tanh1(x), std::tanh(static_cast<double>(x))));
+  for (float x = -12.0f; x < 12.0f; x += 0.000051f)
+    worst = std::max(worst, ulps(tanh1(x), std::tanh(static_cast<double>(x))));
+  for (float x = 1e-40f; x < 1.0f; x *= 1.001f)
+    worst = std::max(worst, ulps(tanh1(x), std::tanh(static_cast<double>(x))));
   test_context = "worst " + std::to_string(worst);
   CHECK(worst < 2.0);
   CHECK(tanh1(INFINITY) == 1.0f && tanh1(-INFINITY) == -1.0f && std::isnan(tanh1(NAN)) && std::signbit(tanh1(-0.0f)));

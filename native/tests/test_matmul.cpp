@@ -19,14 +19,16 @@ struct Problem {
 Problem problem(uint64_t seed, int32_t type, int32_t n, int32_t k, int32_t rows) {
   Random random(seed);
   const std::vector<uint8_t> stored = random_stored(random, type, n, k);
-  Problem p{type, n, k, rows, stored, packed(type, stored, n, k), random.normals(static_cast<size_t>(rows) * k), {}, {}, {}};
+  Problem p{type, n,  k, rows, stored, packed(type, stored, n, k), random.normals(static_cast<size_t>(rows) * k),
+            {},   {}, {}};
   p.bias = random.normals(static_cast<size_t>(n));
   p.residual = random.normals(static_cast<size_t>(rows) * n);
   if (type > RB_BF16) p.xq = quantized(RB_ISA_SCALAR, p.x.data(), rows, k);
   return p;
 }
 
-std::vector<float> product(const Problem& p, int32_t isa, int32_t first, int32_t rows, bool plain, Split split = Split::kWhole) {
+std::vector<float> product(const Problem& p, int32_t isa, int32_t first, int32_t rows, bool plain,
+                           Split split = Split::kWhole) {
   std::vector<float> y(static_cast<size_t>(rows) * p.n, NAN);
   rb_args args{};
   rb_matmul& a = args.matmul;
@@ -47,9 +49,11 @@ std::vector<float> product(const Problem& p, int32_t isa, int32_t first, int32_t
 // dw dx and dx sum before it: chain + 2 roundings. Bias and residual add one each.
 void check_against_double(const Problem& p, const std::vector<float>& y, bool plain) {
   for (int32_t j = 0; j < p.n; ++j) {
-    const std::vector<Weight> w = decode_row(p.type, p.stored.data() + static_cast<int64_t>(p.stored.size()) / p.n * j, p.k);
+    const std::vector<Weight> w =
+        decode_row(p.type, p.stored.data() + static_cast<int64_t>(p.stored.size()) / p.n * j, p.k);
     for (int32_t r = 0; r < p.rows; ++r) {
-      std::vector<double> x(p.x.begin() + static_cast<int64_t>(r) * p.k, p.x.begin() + (static_cast<int64_t>(r) + 1) * p.k);
+      std::vector<double> x(p.x.begin() + static_cast<int64_t>(r) * p.k,
+                            p.x.begin() + (static_cast<int64_t>(r) + 1) * p.k);
       if (!p.xq.empty()) x = dequantized(p.xq.data() + static_cast<size_t>(r) * rb_quantized_stride(p.k), p.k);
       double sum = 0.0, magnitude = 0.0;
       for (size_t i = 0; i < x.size(); ++i) {
@@ -124,9 +128,12 @@ TEST(matmul, extreme_quants_do_not_saturate) {
       const std::vector<uint8_t> scales = p.stored;
       for (uint8_t& byte : p.stored) byte = static_cast<uint8_t>(fill);
       const size_t block = p.stored.size() / (type >= RB_Q4_K ? 16 : 128), d = type == RB_Q6_K ? 208 : 0;
-      for (size_t at = 0; at < p.stored.size(); at += block) std::memcpy(&p.stored[at + d], &scales[at + d], type == RB_Q6_K || type == RB_Q8_0 || type == RB_Q4_0 || type == RB_Q5_0 ? 2 : 4);
+      for (size_t at = 0; at < p.stored.size(); at += block)
+        std::memcpy(&p.stored[at + d], &scales[at + d],
+                    type == RB_Q6_K || type == RB_Q8_0 || type == RB_Q4_0 || type == RB_Q5_0 ? 2 : 4);
       p.tiles = packed(type, p.stored, 16, 256);
-      for (size_t i = 0; i < p.x.size(); ++i) p.x[i] = i < 256 ? 1.0f : i < 512 ? -1.0f : random.below(2) ? 1.0f : -1.0f;
+      for (size_t i = 0; i < p.x.size(); ++i)
+        p.x[i] = i < 256 ? 1.0f : i < 512 ? -1.0f : random.below(2) ? 1.0f : -1.0f;
       p.xq = quantized(RB_ISA_SCALAR, p.x.data(), p.rows, p.k);
       const std::vector<float> scalar = product(p, RB_ISA_SCALAR, 0, p.rows, true);
       test_context = type_name(type) + std::string(" fill=") + std::to_string(fill);
@@ -146,8 +153,10 @@ TEST(matmul, a_nan_stays_in_its_row) {
       if (type > RB_BF16) p.xq = quantized(isa, p.x.data(), p.rows, p.k);
       const std::vector<float> y = product(p, isa, 0, p.rows, true);
       for (size_t i = 0; i < y.size(); ++i) {
-        if (i / 40 == 4) CHECK(type <= RB_BF16 ? !std::isfinite(y[i]) : std::isnan(y[i]));
-        else CHECK(y[i] == clean[i]);
+        if (i / 40 == 4)
+          CHECK(type <= RB_BF16 ? !std::isfinite(y[i]) : std::isnan(y[i]));
+        else
+          CHECK(y[i] == clean[i]);
       }
     }
   }
@@ -161,7 +170,16 @@ TEST(matmul, y_may_be_a_slice_and_residual_may_be_y) {
     std::vector<float> wide(5 * 40, 7.0f);
     for (int r = 0; r < 5; ++r) std::copy_n(p.residual.begin() + r * 23, 23, wide.begin() + r * 40 + 10);
     rb_args args{};
-    args.matmul = {{p.tiles.data(), RB_Q4_1, 23, 64}, nullptr, p.xq.data(), p.bias.data(), wide.data() + 10, wide.data() + 10, 0, 40, 40, RB_LOGIT_ROWS};
+    args.matmul = {{p.tiles.data(), RB_Q4_1, 23, 64},
+                   nullptr,
+                   p.xq.data(),
+                   p.bias.data(),
+                   wide.data() + 10,
+                   wide.data() + 10,
+                   0,
+                   40,
+                   40,
+                   RB_LOGIT_ROWS};
     run_launch(isa, RB_OP_MATMUL, args, rows_step(5));
     for (int i = 0; i < 200; ++i) {
       const bool inside = i % 40 >= 10 && i % 40 < 33;
@@ -174,13 +192,15 @@ TEST(matmul, y_may_be_a_slice_and_residual_may_be_y) {
 TEST(matmul, every_16_bit_float_is_converted_exactly) {
   for (const int32_t type : {RB_F16, RB_BF16}) {
     std::vector<uint8_t> stored(2 << 16);
-    for (int i = 0; i < 1 << 16; ++i) stored[2 * i] = static_cast<uint8_t>(i), stored[2 * i + 1] = static_cast<uint8_t>(i >> 8);
+    for (int i = 0; i < 1 << 16; ++i)
+      stored[2 * i] = static_cast<uint8_t>(i), stored[2 * i + 1] = static_cast<uint8_t>(i >> 8);
     const Buffer tiles = packed(type, stored, 1 << 16, 1);
     const float one = 1.0f;
     for (const int32_t isa : available_isas()) {
       std::vector<float> y(1 << 16);
       rb_args args{};
-      args.matmul = {{tiles.data(), type, 1 << 16, 1}, &one, nullptr, nullptr, nullptr, y.data(), 1, 1 << 16, 0, RB_ROWS};
+      args.matmul = {
+          {tiles.data(), type, 1 << 16, 1}, &one, nullptr, nullptr, nullptr, y.data(), 1, 1 << 16, 0, RB_ROWS};
       run_launch(isa, RB_OP_MATMUL, args, rows_step(1));
       for (int i = 0; i < 1 << 16; ++i) {
         test_context = type_name(type) + std::string(" ") + rb_isa_name(isa) + " bits=" + std::to_string(i);

@@ -19,7 +19,8 @@ TEST(pack, unpack_is_the_specification) {
       const rb_matrix w{tiles.data(), type, n, static_cast<int32_t>(k)};
       CHECK(rb_unpack(&w, out.data()) == RB_PACK_OK);
       for (int64_t i = 0; i < n; ++i) {
-        const std::vector<Weight> row = decode_row(type, stored.data() + i * static_cast<int64_t>(stored.size()) / n, k);
+        const std::vector<Weight> row =
+            decode_row(type, stored.data() + i * static_cast<int64_t>(stored.size()) / n, k);
         for (int64_t j = 0; j < k; ++j) {  // the sum is exact in double: 24 and 17 bits at nearby exponents
           const Weight& r = row[static_cast<size_t>(j)];
           CHECK(out[static_cast<size_t>(i * k + j)] == static_cast<float>(r.product + r.minimum));
@@ -38,7 +39,8 @@ TEST(pack, rows_are_reordered) {
     std::vector<int32_t> order(static_cast<size_t>(n));
     for (int32_t i = 0; i < n; ++i) order[static_cast<size_t>(i)] = i * 7 % 33;
     std::vector<uint8_t> sorted;
-    for (const int32_t from : order) sorted.insert(sorted.end(), stored.begin() + from * row, stored.begin() + (from + 1) * row);
+    for (const int32_t from : order)
+      sorted.insert(sorted.end(), stored.begin() + from * row, stored.begin() + (from + 1) * row);
     const Buffer a = packed(type, stored, n, k, order.data()), b = packed(type, sorted, n, k);
     CHECK(std::memcmp(a.data(), b.data(), a.size()) == 0);
   }

@@ -16,7 +16,8 @@ int64_t fake_tasks(const rb_args* a, const rb_step*) { return a->embed.out_strid
 size_t fake_scratch(const rb_args*, int32_t) { return 64; }
 void fake_run(const rb_args* a, const rb_step*, int64_t begin, int64_t end, void* scratch) {
   if (begin < 0 || end > a->embed.out_stride || reinterpret_cast<uintptr_t>(scratch) % 64 != 0) wrong.fetch_add(1);
-  for (int64_t i = begin; i < end; ++i) counts[static_cast<size_t>(i)].fetch_add(a->embed.w.n, std::memory_order_relaxed);
+  for (int64_t i = begin; i < end; ++i)
+    counts[static_cast<size_t>(i)].fetch_add(a->embed.w.n, std::memory_order_relaxed);
 }
 const rb_kernel fake{"fake", fake_tasks, fake_run, fake_scratch};
 

@@ -17,7 +17,8 @@ std::vector<float> agreed(const char* what, const Launch& launch) {
   const std::vector<float> scalar = launch(RB_ISA_SCALAR, Split::kWhole);
   for (const int32_t isa : available_isas()) {
     test_context = std::string(what) + " " + rb_isa_name(isa);
-    for (const Split split : {Split::kWhole, Split::kSingle, Split::kBackwards}) CHECK(same_bits(launch(isa, split), scalar));
+    for (const Split split : {Split::kWhole, Split::kSingle, Split::kBackwards})
+      CHECK(same_bits(launch(isa, split), scalar));
   }
   return scalar;
 }
@@ -44,7 +45,8 @@ TEST(rows, rms_norm) {
   for (const int32_t n : {1, 16, 30, 64, 577}) {
     for (const int32_t groups : {1, 3}) {
       const int32_t rows = 9, width = n * groups;
-      const std::vector<float> x = random.normals(static_cast<size_t>(rows * width)), weight = random.normals(static_cast<size_t>(n));
+      const std::vector<float> x = random.normals(static_cast<size_t>(rows * width)),
+                               weight = random.normals(static_cast<size_t>(n));
       const std::vector<float> y = agreed("rms_norm", [&](int32_t isa, Split split) {
         std::vector<float> out(x.size(), NAN);
         rb_args args{};
@@ -95,9 +97,9 @@ TEST(rows, quantize) {
   const int32_t rows = 7, k = 160;
   std::vector<float> x = random.normals(static_cast<size_t>(rows * k));
   for (int i = 0; i < 32; ++i) {
-    x[i] = 0.0f;                              // a zero group
-    x[k + i] *= 1e-41f;                       // so small that 1/d overflows
-    x[2 * k + i] *= 1e36f;                    // large, yet finite
+    x[i] = 0.0f;                                            // a zero group
+    x[k + i] *= 1e-41f;                                     // so small that 1/d overflows
+    x[2 * k + i] *= 1e36f;                                  // large, yet finite
     x[3 * k + i] = 0x1p-118f * static_cast<float>(i - 16);  // subnormal d
   }
   x[4 * k + 5] = NAN;
@@ -144,7 +146,8 @@ TEST(rows, rope) {
   Random random(103);
   for (const int32_t dim : {8, 32, 64, 48}) {
     const int32_t rows = 6, heads = 3, head_dim = dim == 48 ? 64 : dim, stride = heads * head_dim + 5, table_rows = 40;
-    const std::vector<float> x = random.normals(static_cast<size_t>(rows * stride)), table = random.normals(static_cast<size_t>(table_rows * dim));
+    const std::vector<float> x = random.normals(static_cast<size_t>(rows * stride)),
+                             table = random.normals(static_cast<size_t>(table_rows * dim));
     const std::vector<int32_t> positions = {3, 0, 39, 7, 7, 12};
     rb_step step = rows_step(rows);
     step.positions = positions.data();
@@ -152,7 +155,15 @@ TEST(rows, rope) {
       return agreed("rope", [&, in_place](int32_t isa, Split split) {
         std::vector<float> out = in_place ? x : std::vector<float>(x.size(), 5.0f);
         rb_args args{};
-        args.rope = {in_place ? out.data() : x.data(), out.data(), table.data(), stride, stride, heads, head_dim, dim, table_rows};
+        args.rope = {in_place ? out.data() : x.data(),
+                     out.data(),
+                     table.data(),
+                     stride,
+                     stride,
+                     heads,
+                     head_dim,
+                     dim,
+                     table_rows};
         run_launch(isa, RB_OP_ROPE, args, step, split);
         return out;
       });
@@ -173,7 +184,8 @@ TEST(rows, rope) {
       const double cosine = table[positions[r] * dim + pair], sine = table[positions[r] * dim + half + pair];
       const double x0 = x[i - (d >= half ? half : 0)], x1 = x[i + (d >= half ? 0 : half)];
       const double expected = d < half ? x0 * cosine - x1 * sine : x1 * cosine + x0 * sine;
-      CHECK(within(y[i], expected, 2 * kRound * (std::abs(x0) + std::abs(x1)) * std::max(std::abs(cosine), std::abs(sine))));
+      CHECK(within(y[i], expected,
+                   2 * kRound * (std::abs(x0) + std::abs(x1)) * std::max(std::abs(cosine), std::abs(sine))));
     }
   }
 }
@@ -182,17 +194,20 @@ TEST(rows, append_rounds_to_f16_and_touches_nothing_else) {
   Random random(104);
   const int32_t rows = 5, kv_heads = 2, head_dim = 24, blocks = 4, width = kv_heads * head_dim;
   std::vector<float> k = random.normals(rows * width), v = random.normals(rows * width);
-  for (int i = 0; i < 24; ++i) k[i] = std::ldexp(k[i], i - 30), v[i] = std::ldexp(v[i], i);  // subnormal and overflowing halves
+  for (int i = 0; i < 24; ++i)
+    k[i] = std::ldexp(k[i], i - 30), v[i] = std::ldexp(v[i], i);  // subnormal and overflowing halves
   k[30] = NAN;
   k[31] = 65519.996f, k[32] = 65520.0f, k[33] = INFINITY, k[34] = -0.0f, k[35] = 0x1.002p0f, k[36] = 0x1.006p0f;
   const std::vector<int32_t> positions = {14, 15, 16, 17, 3}, sequences = {0, 0, 0, 0, 1}, tables = {2, 0, 3, 1};
   rb_step step = rows_step(rows);
-  step.positions = positions.data(), step.sequences = sequences.data(), step.tables = tables.data(), step.table_stride = 2;
+  step.positions = positions.data(), step.sequences = sequences.data(), step.tables = tables.data(),
+  step.table_stride = 2;
   const size_t halves = static_cast<size_t>(blocks * kv_heads * head_dim * 16);
   const std::vector<float> out = agreed("append", [&](int32_t isa, Split split) {
     Buffer cache(halves * 4);
     rb_args args{};
-    args.append = {k.data(), v.data(), cache.as<uint16_t>(), cache.as<uint16_t>() + halves, width, width, kv_heads, head_dim, blocks};
+    args.append = {k.data(), v.data(), cache.as<uint16_t>(), cache.as<uint16_t>() + halves, width, width, kv_heads,
+                   head_dim, blocks};
     run_launch(isa, RB_OP_APPEND, args, step, split);
     return as_floats(cache);
   });
@@ -230,10 +245,12 @@ TEST(rows, gated) {
       const double a = x[i / n * 2 * n + i % n], b = x[i / n * 2 * n + n + i % n];
       const double z = std::sqrt(2.0 / M_PI) * (a + 0.044715 * a * a * a), power = act == 0 ? a : 2.0 * z;
       const double expected = a / (1.0 + std::exp(-power)) * b;
-      test_context = "act " + std::to_string(act) + " x " + std::to_string(a) + " error " + std::to_string((y[i] - expected) / expected / kRound);
+      test_context = "act " + std::to_string(act) + " x " + std::to_string(a) + " error " +
+                     std::to_string((y[i] - expected) / expected / kRound);
       // gelu's exponent carries 6 roundings (x^2, x^3, both constants, fma, product), e^-x 1 ulp = 2, then sum, quotient and product.
       // Where e^-x overflows f32 the result is 0 instead of at most 12 e^-88.7 = 4e-38, times b.
-      CHECK(within(y[i], expected, (6 * act * std::abs(power) + 5) * kRound * std::abs(expected) + 4e-38 * std::abs(b)));
+      CHECK(
+          within(y[i], expected, (6 * act * std::abs(power) + 5) * kRound * std::abs(expected) + 4e-38 * std::abs(b)));
     }
   }
 }

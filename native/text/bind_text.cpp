@@ -187,10 +187,10 @@ void bind_text(nb::module_& m) {
            nb::sig("def split(self, text: str, special: bool) -> list[str | int]"))
       .def("decode", &B::decode, "ids"_a, "skip_special"_a,
            nb::sig("def decode(self, ids: list[int], skip_special: bool) -> bytes"))
-      .def("stream_bytes", &B::stream_bytes, "id"_a, "skip_special"_a)
+      .def("stream_bytes", &B::stream_bytes, "id"_a.none(), "skip_special"_a)
       .def("control_ids", &B::control_ids, nb::sig("def control_ids(self) -> list[int]"))
-      .def("token_bytes", &B::token_bytes, "id"_a)
-      .def("token_type", &B::token_type, "id"_a)
+      .def("token_bytes", &B::token_bytes, "id"_a.none())
+      .def("token_type", &B::token_type, "id"_a.none())
       .def("missing_bytes", &B::missing_bytes, nb::sig("def missing_bytes(self) -> list[int]"))
       .def_prop_ro("size", [](const B& b) { return b.vocabulary().size(); })
       .def_prop_ro("pre", [](const B& b) { return std::string(b.vocabulary().pre()); })

@@ -5,10 +5,9 @@ python -m tests.fuzz.fuzz_gguf CORPUS -max_total_time=600
 
 from __future__ import annotations
 
-import tempfile
 from pathlib import Path
 
-from tests.fuzz.harness import fuzz
+from tests.fuzz.harness import fuzz, open_model
 from tests.tiny import tiny_gguf
 
 
@@ -23,5 +22,4 @@ def seeds(folder: Path) -> list[bytes]:
 
 
 if __name__ == "__main__":
-    with tempfile.TemporaryDirectory() as scratch:
-        fuzz(seeds(Path(scratch)), "model.gguf")
+    fuzz(seeds, "model.gguf", open_model)

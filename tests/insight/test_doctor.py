@@ -52,7 +52,7 @@ def test_an_instruction_set_that_is_not_here_fails(tmp_path: Path) -> None:
 
 def test_a_missing_library_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     wanted = ["numpy>=1", "no-such-library>=2; python_version > '3'", "ruff>=1; extra == 'dev'"]
-    monkeypatch.setattr(doctor.metadata, "requires", lambda _: wanted)
+    monkeypatch.setattr("rebar.insight.doctor.metadata.requires", lambda _: wanted)
     found = finding("libraries", subject(tmp_path))
     assert found.state == "fail"
     assert found.says == "missing: no-such-library"

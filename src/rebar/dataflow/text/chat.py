@@ -151,7 +151,8 @@ def _compiled(sandbox: TemplateSandbox, source: str) -> Template:
         return sandbox.compiled(source)
     except (TemplateError, SyntaxError, MemoryError, *_FAULTS) as error:
         raise CorruptFileError(
-            f"the model's chat template cannot be read: {_words(error)}. Use a file with a correct one."
+            f"the model's chat template cannot be read: {_words(error)}. "
+            "Use a file with a correct one."
         ) from error
 
 

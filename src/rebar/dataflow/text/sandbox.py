@@ -125,8 +125,9 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
     def call(__self, __context: Context, __obj: object, *args: object, **kwargs: object) -> object:
         """A call out of a template."""
         name = getattr(__obj, "__name__", "")
+        method = getattr(__obj, "__wrapped__", __obj)  # str.format comes wrapped by the sandbox
         given = [__self._listed(a) for a in args]
-        __self._before(name, getattr(__obj, "__self__", None), [*given, *kwargs.values()])
+        __self._before(name, getattr(method, "__self__", None), [*given, *kwargs.values()])
         result = super().call(__context, __obj, *given, **kwargs)
         __self.budget.spend(size_of(result) if isinstance(result, dict) else length_of(result))
         return result

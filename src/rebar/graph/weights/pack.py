@@ -28,13 +28,12 @@ def is_matrix(tensor_shape: tuple[int, ...]) -> bool:
 
 def packed_nbytes(kind: WeightType, n: int, k: int) -> int:
     """Bytes of a packed (n, k) matrix. Raises ShapeError when the type cannot hold such rows."""
-    nbytes = int(_native.packed_nbytes(FORMATS[kind].native, n, k))
-    if nbytes <= 0:
+    if k % FORMATS[kind].block:
         raise ShapeError(
             f"A {kind} matrix of {n} x {k} cannot be packed: rows must be whole blocks of "
             f"{FORMATS[kind].block}. Use a model whose sizes are multiples of it, or another type."
         )
-    return nbytes
+    return int(_native.packed_nbytes(FORMATS[kind].native, n, k))
 
 
 def final_nbytes(kind: WeightType, shape: tuple[int, ...]) -> int:

@@ -26,6 +26,7 @@ from rebar.hal.files import MappedFile
 MAX_HEADER_BYTES = 100_000_000  # the reference library's limit
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 MAX_INDEX_BYTES = 1 << 26
+MAX_DIMENSIONS = 8
 
 _TYPES: dict[str, WeightType] = {"F32": "F32", "F16": "F16", "BF16": "BF16"}
 _LENGTH = struct.Struct("<Q")
@@ -150,6 +151,8 @@ def _entry(path: Path, name: str, raw: msgspec.Raw) -> _Entry:
             "Convert the model to one of these."
         )
     begin, end = entry.data_offsets
+    if len(entry.shape) > MAX_DIMENSIONS:  # a product of thousands of huge numbers takes minutes
+        raise _corrupt(path, f"tensor {name!r} has {len(entry.shape)} dimensions")
     if any(n < 0 for n in (*entry.shape, begin)) or end < begin:
         raise _corrupt(path, f"tensor {name!r} has negative sizes or offsets")
     needed = prod(entry.shape) * FORMATS[_TYPES[entry.dtype]].nbytes
