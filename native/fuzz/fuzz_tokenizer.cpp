@@ -2,7 +2,8 @@
 //
 // The first byte chooses: a damaged table (edits to a good one, its checksum put right again, so that the checks behind
 // the checksum are reached), lists that contradict each other, or any bytes as text for a good table. Whatever the
-// input, the answer is ids inside the vocabulary, without control tokens when none were asked for, or a VocabularyError.
+// input, the answer is ids inside the vocabulary, without control tokens when none were asked for, or a
+// VocabularyError.
 #include <cstring>
 #include <iterator>
 
@@ -70,7 +71,10 @@ VocabularySource pieces_source() {
     s.tokens.push_back(name);
     s.types.push_back(6);
   }
-  for (const char* piece : {"\xE2\x96\x81", "a", "b", "\xE2\x96\x81" "a", "ab", "aba", "ba", "\xC3\xA9", "\xC3\xA9\xC3\xA9"}) {
+  for (const char* piece : {"\xE2\x96\x81", "a", "b",
+                            "\xE2\x96\x81"
+                            "a",
+                            "ab", "aba", "ba", "\xC3\xA9", "\xC3\xA9\xC3\xA9"}) {
     s.tokens.push_back(piece);
     s.types.push_back(1);
   }
@@ -137,8 +141,12 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   Input in{data, data + size};
   try {
     switch (in.number(1) % 3) {
-      case 0: damaged(in); break;
-      case 1: contradicting(in); break;
+      case 0:
+        damaged(in);
+        break;
+      case 1:
+        contradicting(in);
+        break;
       default: {
         const uint32_t which = in.number(1);
         check(good(which), in.text(size));

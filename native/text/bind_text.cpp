@@ -148,8 +148,8 @@ class BoundTokenizer {
 
 nb::bytes build_bytes(bool spm, const std::string& pre, std::vector<std::string> tokens, nb::bytes types,
                       nb::bytes scores, std::vector<std::string> merges, std::optional<uint32_t> bos,
-                      std::optional<uint32_t> eos, std::optional<uint32_t> unknown, std::optional<uint32_t> pad, std::vector<uint32_t> ends,
-                      bool add_bos, bool add_space_prefix) {
+                      std::optional<uint32_t> eos, std::optional<uint32_t> unknown, std::optional<uint32_t> pad,
+                      std::vector<uint32_t> ends, bool add_bos, bool add_space_prefix) {
   VocabularySource source;
   source.spm = spm, source.pre = pre;
   source.tokens = std::move(tokens), source.merges = std::move(merges);
@@ -176,11 +176,13 @@ void bind_text(nb::module_& m) {
   nb::exception<UnknownSplitError>(m, "UnknownSplitError", damaged);
   using namespace nb::literals;
   m.def("build_vocabulary", &build_bytes, "spm"_a, "pre"_a, "tokens"_a, "types"_a, "scores"_a, "merges"_a,
-        "bos"_a.none(), "eos"_a.none(), "unknown"_a.none(), "pad"_a.none(), "ends"_a, "add_bos"_a, "add_space_prefix"_a);
+        "bos"_a.none(), "eos"_a.none(), "unknown"_a.none(), "pad"_a.none(), "ends"_a, "add_bos"_a,
+        "add_space_prefix"_a);
   using B = BoundTokenizer;
   nb::class_<B>(m, "TextTokenizer")
       .def(nb::init<nb::object>(), "vocabulary"_a)
-      .def("encode", &B::encode, "text"_a, "special"_a, nb::sig("def encode(self, text: str, special: bool) -> list[int]"))
+      .def("encode", &B::encode, "text"_a, "special"_a,
+           nb::sig("def encode(self, text: str, special: bool) -> list[int]"))
       .def("encode_ordinary", &B::encode_ordinary, "text"_a, "first"_a,
            nb::sig("def encode_ordinary(self, text: str, first: bool) -> list[int]"))
       .def("split", &B::split, "text"_a, "special"_a,
@@ -202,9 +204,10 @@ void bind_text(nb::module_& m) {
       .def_prop_ro("eos_id", [](const B& b) { return present(b.vocabulary().header().eos); })
       .def_prop_ro("pad_id", [](const B& b) { return present(b.vocabulary().header().pad); })
       .def_prop_ro("unknown_id", [](const B& b) { return present(b.vocabulary().header().unknown); })
-      .def_prop_ro("end_ids", [](const B& b) {
-        const auto ends = b.vocabulary().ends();
-        return std::vector<uint32_t>(ends.begin(), ends.end());
-      })
+      .def_prop_ro("end_ids",
+                   [](const B& b) {
+                     const auto ends = b.vocabulary().ends();
+                     return std::vector<uint32_t>(ends.begin(), ends.end());
+                   })
       .def_prop_ro("checksum", [](const B& b) { return b.vocabulary().header().checksum; });
 }

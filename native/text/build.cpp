@@ -82,11 +82,14 @@ class Builder {
   uint32_t longest_word_ = 0;
 
   TokenType type(uint32_t id) const { return static_cast<TokenType>(s_.types[id]); }
-  [[noreturn]] static void fail(const std::string& what) { throw VocabularyError("the tokenizer of this model " + what); }
+  [[noreturn]] static void fail(const std::string& what) {
+    throw VocabularyError("the tokenizer of this model " + what);
+  }
 
   void check() const {
     if (n_ == 0 || s_.tokens.size() > kMaxVocabulary) fail("has " + std::to_string(s_.tokens.size()) + " tokens");
-    if (s_.types.size() != n_) fail("has " + std::to_string(s_.types.size()) + " types for " + std::to_string(n_) + " tokens");
+    if (s_.types.size() != n_)
+      fail("has " + std::to_string(s_.types.size()) + " types for " + std::to_string(n_) + " tokens");
     if (s_.spm && s_.scores.size() != n_) fail("has no score for every token");
     for (uint32_t i = 0; i < n_; ++i)
       if (s_.types[i] < 1 || s_.types[i] > 6) fail("gives token " + std::to_string(i) + " an unknown type");
@@ -147,7 +150,10 @@ class Builder {
   static int byte_named(std::string_view token) {
     if (token.size() != 6 || token.substr(0, 3) != "<0x" || token[5] != '>') return -1;
     const auto digit = [](char c) {
-      return c >= '0' && c <= '9' ? c - '0' : c >= 'A' && c <= 'F' ? c - 'A' + 10 : c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1;
+      return c >= '0' && c <= '9'   ? c - '0'
+             : c >= 'A' && c <= 'F' ? c - 'A' + 10
+             : c >= 'a' && c <= 'f' ? c - 'a' + 10
+                                    : -1;
     };
     const int high = digit(token[3]), low = digit(token[4]);
     return high < 0 || low < 0 ? -1 : high * 16 + low;
@@ -159,7 +165,8 @@ class Builder {
     literal_.assign(n_, false);
     for (uint32_t i = 0; i < n_; ++i) {
       const std::string& token = s_.tokens[i];
-      const bool whole = type(i) == TokenType::kControl || type(i) == TokenType::kUser || type(i) == TokenType::kUnknown;
+      const bool whole =
+          type(i) == TokenType::kControl || type(i) == TokenType::kUser || type(i) == TokenType::kUnknown;
       if (s_.spm) {
         const int byte = type(i) == TokenType::kByte ? byte_named(token) : -1;
         spelled_[i] = byte >= 0 ? std::string(1, static_cast<char>(byte)) : spaced(token);
@@ -187,7 +194,8 @@ class Builder {
     const std::string whole = std::string(left).append(right);
     const auto a = ids_.find(left), b = ids_.find(right), c = ids_.find(whole);
     if (a == ids_.end() || b == ids_.end() || c == ids_.end())
-      fail("merges \"" + std::string(left) + "\" and \"" + std::string(right) + "\", which are not all in its vocabulary");
+      fail("merges \"" + std::string(left) + "\" and \"" + std::string(right) +
+           "\", which are not all in its vocabulary");
     const auto control = [&](uint32_t id) { return type(id) == TokenType::kControl; };
     if (control(a->second) || control(b->second) || control(c->second)) return;  // text never becomes a control token
     merges_.push_back({a->second, b->second, rank, c->second});

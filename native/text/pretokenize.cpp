@@ -106,7 +106,8 @@ const uint8_t* lines(Cursor c) {
   return end;
 }
 
-// (?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,numbers}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+
+// (?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,numbers}| ?[^\s\p{L}\p{N}]+[\r\n]*
+// |\s*[\r\n]+|\s+(?!\S)|\s+
 const uint8_t* llama3(Cursor c, int numbers) {
   if (c.code == '\'')
     if (const uint8_t* end = contraction(c, true)) return end;
@@ -148,10 +149,14 @@ std::string split_names() {
 const uint8_t* piece_end(Split split, const uint8_t* p, const uint8_t* end, const uint8_t* classes) {
   const Cursor c(p, end, classes);
   switch (split) {
-    case Split::kSmollm: return gpt2(c, true);
-    case Split::kQwen2: return llama3(c, 1);
-    case Split::kLlama3: return llama3(c, 3);
-    default: return gpt2(c, false);
+    case Split::kSmollm:
+      return gpt2(c, true);
+    case Split::kQwen2:
+      return llama3(c, 1);
+    case Split::kLlama3:
+      return llama3(c, 3);
+    default:
+      return gpt2(c, false);
   }
 }
 

@@ -50,15 +50,15 @@ class Tokenizer {
   void encode_ordinary(std::string_view text, bool first, Scratch& scratch, std::vector<uint32_t>& out) const;
   // Ids of one word by merging alone.
   void merge_word(std::string_view word, Scratch& scratch, std::vector<uint32_t>& out) const;
-  // Bytes of the ids, in a row; ids must be below the vocabulary size. skip_special leaves out control and unknown ones.
+  // Bytes of the ids, in a row; ids must be below the vocabulary size. skip_special: without control and unknown ones.
   void decode(const uint32_t* ids, size_t n, bool skip_special, std::string& out) const;
 
  private:
   Vocabulary v_;
   const uint8_t* classes_;
-  bool starts_[2][256] = {};   // may a matched token begin with this byte? [special][byte]
-  bool matches_[2] = {};       // is there anything to match?
-  uint32_t ascii_[128];        // spm: ids of ASCII characters
+  bool starts_[2][256] = {};  // may a matched token begin with this byte? [special][byte]
+  bool matches_[2] = {};      // is there anything to match?
+  uint32_t ascii_[128];       // spm: ids of ASCII characters
 
   void find_starts();
   Stretch match(std::string_view text, size_t at, bool special) const;

@@ -31,7 +31,8 @@ inline Point read_point(const uint8_t* p, const uint8_t* end) {
   return {kBadPoint, 1};
 }
 
-// Bits of kLetter.. (and kUnsettled, normalize.h) for every code point; entry kBadPoint is 0. Filled once, on first use; safe from any thread.
+// Bits of kLetter.. (and kUnsettled, normalize.h) for every code point; entry kBadPoint is 0.
+// Filled once, on first use; safe from any thread.
 const uint8_t* class_table();
 
 }  // namespace rebar::text

@@ -10,9 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rebar.cli.main import VERBS, build_app
-from rebar.cli.options import format_size, parse_size
+from rebar.cli.options import DEFAULT_MODEL, format_size, parse_size
 from rebar.cli.settings import FLAGS, check_variables, places, read_file
 from rebar.errors import InputError
+from rebar.service import api
 
 
 @pytest.mark.parametrize(
@@ -91,6 +92,10 @@ def test_a_settings_file_that_means_nothing_is_refused(
 def test_a_settings_file_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"nowhere\.toml"):
         read_file(tmp_path / "nowhere.toml", VERBS)
+
+
+def test_commands_and_the_python_api_have_one_default_model() -> None:
+    assert api.DEFAULT_MODEL == DEFAULT_MODEL
 
 
 def test_every_command_says_what_it_does() -> None:

@@ -102,7 +102,7 @@ def test_generate_answers_on_the_real_model(smollm2_path: Path, capsys: Capture)
     plain = told(capsys, "generate", "The capital of France is", *flags)
     assert plain["text"].startswith(" Paris")
     chat = told(capsys, "generate", "Why is the sky blue?", "--chat", *flags)
-    assert "sky" in chat["text"]
+    assert "light" in chat["text"]
     assert chat["prompt_tokens"] > plain["prompt_tokens"]
 
 

@@ -30,7 +30,7 @@ DEVICE_ATTRIBUTES = re.compile(
 DEVICE_STRINGS = re.compile(
     r"/dev/|/proc/|/sys/|lib(cuda|cudart|cublas|nvrtc|numa)[\w.]*\.so|CUDA_"
 )
-MODULE_STRING = re.compile(r"rebar\.\w+(\.\w+)*(:\w+)?$")
+MODULE_STRING = re.compile(r"rebar\.(\w+)(\.\w+)*(:\w+)?$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +51,11 @@ def imports(tree: ast.AST, module: str, *, package: bool = False) -> Iterator[tu
         elif isinstance(node, ast.ImportFrom):
             base = _absolute(node, module, package)
             yield from ((node.lineno, f"{base}.{alias.name}") for alias in node.names)
-        elif isinstance(node, ast.Constant) and MODULE_STRING.match(str(node.value)):
-            yield node.lineno, str(node.value).replace(":", ".")
+        elif isinstance(node, ast.Constant):
+            named = MODULE_STRING.match(str(node.value))
+            # Other dotted names, such as entry point groups, are no modules.
+            if named and named[1] in BELOW:
+                yield node.lineno, str(node.value).replace(":", ".")
 
 
 def _absolute(node: ast.ImportFrom, module: str, package: bool) -> str:

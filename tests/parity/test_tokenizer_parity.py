@@ -1,4 +1,4 @@
-"""Ids of three real models equal to those of `tokenizers`, over 3 MB and more of all kinds of text."""
+"""Ids of three real models equal to those of `tokenizers`, over 3 MB of all kinds of text."""
 
 from __future__ import annotations
 

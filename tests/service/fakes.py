@@ -1,21 +1,21 @@
-"""Small fakes behind the service's real seams: a runner that says what it is told, a byte
-tokenizer, a template.
+"""Behind the service's real seam: a runner that says what it is told, and words for it to say.
 
 ScriptedRunner checks its input as the real one relies on it: rows continue their sequence, counts
-stay within max_rows, and what it wrote into the KV blocks of a sequence is still there at every
-later step.
+stay within max_rows, and what it wrote into a sequence's KV blocks still stands there later.
 """
 
 from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable
+from functools import cache
 
-from rebar.errors import EngineError, InputError, KVCacheFullError
-from rebar.graph.sequence import Row, Sampled
-from rebar.graph.sequence import Sequence as Ids
+from rebar.dataflow.text import Tokenizer, build_vocabulary
+from rebar.errors import EngineError, KVCacheFullError
+from rebar.graph import Row, Sampled, TokenizerData
+from rebar.graph import Sequence as Ids
+from tests.tiny.vocabulary import byte_alphabet
 
 BLOCK = 16
 END = 256
@@ -139,126 +139,40 @@ class ScriptedRunner:
         return Sampled(token, self.logprob, top)
 
 
-class ByteTokenizer:
-    """Ids 0-255 are bytes, then three control tokens, then WORDS (never produced by encode)."""
-
-    def __init__(self, *, bos: bool = False) -> None:
-        self.vocab_size = FIRST_WORD + len(WORDS)
-        self.end_ids = frozenset({END})
-        self._bos = bos
-
-    def encode(self, text: str, *, special: bool = False, bos: bool | None = None) -> list[int]:
-        ids = [END_TURN] if (self._bos if bos is None else bos) else []
-        pieces = [text]
-        if special:
-            for marker in SPECIAL.values():
-                pieces = [p for piece in pieces for p in _split(piece, marker)]
-        control = {text: id for id, text in SPECIAL.items()} if special else {}
-        for piece in pieces:
-            ids += [control[piece]] if piece in control else list(piece.encode())
-        return ids
-
-    def decode(self, ids: Iterable[int], *, skip_special: bool = False) -> str:
-        kept = (id for id in ids if not (skip_special and id in SPECIAL))
-        return b"".join(self.token_bytes(id) for id in kept).decode("utf-8", "replace")
-
-    def token_bytes(self, token: int, /) -> bytes:
-        if token < 256:
-            return bytes([token])
-        return SPECIAL.get(token, WORDS[max(token - FIRST_WORD, 0)]).encode()
+def scripted_tokenizer(*, bos: bool = False) -> Tokenizer:
+    """Ids 0-255 are bytes, then three control tokens, then WORDS, which encode never gives."""
+    return Tokenizer(_vocabulary(bos))
 
 
-def _split(text: str, marker: str) -> list[str]:
-    pieces = [piece for part in text.split(marker) for piece in (part, marker)][:-1]
-    return [piece for piece in pieces if piece]
+@cache
+def _vocabulary(bos: bool) -> bytes:
+    alphabet = byte_alphabet()
+    tokens = [*alphabet, *SPECIAL.values()]
+    tokens += ["".join(alphabet[byte] for byte in word.encode()) for word in WORDS]
+    data = TokenizerData(
+        kind="bpe",
+        pre="gpt-2",
+        tokens=tokens,
+        types=[1] * 256 + [3] * len(SPECIAL) + [1] * len(WORDS),
+        merges=[],
+        bos_id=END_TURN,
+        end_ids=(END,),
+        add_bos=bos,
+    )
+    return build_vocabulary(data)
 
 
-class PlainText:
-    """Streaming text by the letter of its contract, slow and plain: the oracle for the real one."""
-
-    def __init__(self, tokenizer: ByteTokenizer, stop: tuple[str, ...]) -> None:
-        self._tokenizer, self._stop = tokenizer, stop
-        self._raw, self._shown = b"", 0
-        self.stopped = False
-
-    def push(self, token: int, /) -> str:
-        self._raw += b"" if token in SPECIAL else self._tokenizer.token_bytes(token)
-        return self._show(_whole_characters(self._raw), final=False)
-
-    def finish(self) -> str:
-        return "" if self.stopped else self._show(self._raw.decode("utf-8", "replace"), final=True)
-
-    def _show(self, text: str, *, final: bool) -> str:
-        ends = [at for stop in self._stop if (at := text.find(stop)) >= 0]
-        if ends:
-            self.stopped = True
-            text = text[: min(ends)]
-        elif not final:
-            text = text[: len(text) - self._held(text)]
-        new, self._shown = text[self._shown :], max(self._shown, len(text))
-        return new
-
-    def _held(self, text: str) -> int:
-        """Length of the longest end of `text` that could still become a stop string."""
-        return max(
-            (n for stop in self._stop for n in range(1, len(stop)) if text.endswith(stop[:n])),
-            default=0,
-        )
-
-
-def _whole_characters(raw: bytes) -> str:
-    """The text of `raw` without a last character that is not complete yet."""
-    for cut in range(1, min(4, len(raw)) + 1):
-        lead = raw[-cut]
-        if lead & 0xC0 == 0x80:
-            continue
-        size = 1 if lead < 0x80 else 2 if lead < 0xE0 else 3 if lead < 0xF0 else 4
-        return raw[: len(raw) - (cut if size > cut else 0)].decode("utf-8", "replace")
-    return raw.decode("utf-8", "replace")
-
-
-class FakeTemplate:
-    """ChatML; says calls, refuses a conversation that begins with the assistant."""
-
-    def __init__(self, tokenizer: ByteTokenizer, *, drop_system: bool = False) -> None:
-        self._tokenizer, self._drop_system = tokenizer, drop_system
-
-    def render(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        *,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        add_generation_prompt: bool = True,
-    ) -> str:
-        return "".join(
-            text if isinstance(text, str) else SPECIAL[text]
-            for text in self._parts(messages, add_generation_prompt)
-        )
-
-    def encode(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        *,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        add_generation_prompt: bool = True,
-    ) -> list[int]:
-        parts = self._parts(messages, add_generation_prompt)
-        return [
-            id
-            for part in parts
-            for id in ([part] if isinstance(part, int) else self._tokenizer.encode(part))
-        ]
-
-    def _parts(self, messages: Sequence[Mapping[str, Any]], prompt: bool) -> list[str | int]:
-        if messages[0]["role"] == "assistant":
-            raise InputError("A conversation must not begin with the assistant.", param="messages")
-        parts: list[str | int] = []
-        for turn in messages:
-            if turn["role"] == "system" and self._drop_system:
-                continue
-            calls = "".join(f"{c['function']}" for c in turn.get("tool_calls", ()))
-            parts += [START_TURN, f"{turn['role']}\n", turn["content"] + calls, END_TURN, "\n"]
-        return parts + ([START_TURN, "assistant\n"] if prompt else [])
+TEMPLATE = """
+{%- if messages[0]['role'] == 'assistant' -%}
+{{ raise_exception('A conversation must not begin with the assistant.') }}
+{%- endif -%}
+{%- for message in messages -%}
+{{ '<|im_start|>' + message['role'] + '\n' + message['content'] }}
+{%- for call in message['tool_calls'] or [] -%}{{ call['function'] | tojson }}{%- endfor -%}
+{{ '<|im_end|>\n' }}
+{%- endfor -%}
+{%- if add_generation_prompt -%}{{ '<|im_start|>assistant\n' }}{%- endif -%}
+"""
 
 
 def words(*texts: str) -> list[int]:

@@ -8,17 +8,20 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import httpx
+import msgspec
 import uvicorn
 
+from rebar.dataflow.text import ChatTemplate, TextStream, Tokenizer
 from rebar.service.engine import InferenceEngine
 from rebar.service.http.app import create_app
-from rebar.service.messages import EngineLimits
+from rebar.service.messages import Delta, EngineLimits, Orders, RequestPacket, StepReport
 from rebar.service.model import ServedModel
 from rebar.service.router import ModelService, ServiceRouter
-from tests.service.fakes import ByteTokenizer, FakeTemplate, PlainText, ScriptedRunner
+from tests.service.fakes import TEMPLATE, ScriptedRunner, scripted_tokenizer
 
 CHAT, PLAIN = "/v1/chat/completions", "/v1/completions"
 PROBE = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 4, "temperature": 0}
@@ -28,16 +31,16 @@ NAME = "scripted"
 def scripted_service(
     runner: ScriptedRunner,
     *,
-    tokenizer: ByteTokenizer | None = None,
-    template: FakeTemplate | None = None,
+    tokenizer: Tokenizer | None = None,
+    template: str = TEMPLATE,
     max_running: int = 8,
     max_waiting: int = 256,
 ) -> ModelService:
     """A service of the scripted model."""
-    tokenizer = tokenizer or ByteTokenizer()
+    tokenizer = tokenizer or scripted_tokenizer()
     engine = InferenceEngine(
         runner,
-        lambda stop: PlainText(tokenizer, stop),
+        partial(TextStream, tokenizer),
         vocab_size=tokenizer.vocab_size,
         max_running=max_running,
     )
@@ -47,7 +50,7 @@ def scripted_service(
         vocab_size=tokenizer.vocab_size,
         max_open=max_running + max_waiting,
     )
-    model = ServedModel(NAME, tokenizer, template or FakeTemplate(tokenizer), limits)
+    model = ServedModel(NAME, tokenizer, ChatTemplate(template, tokenizer), limits)
     return ModelService(model, engine)
 
 
@@ -96,26 +99,33 @@ class Live:
 
 
 @contextlib.contextmanager
-def serving(runner: ScriptedRunner, service: ModelService | None = None) -> Iterator[Live]:
-    """Runs a server for the scripted model in a thread."""
-    service = service or scripted_service(runner)
+def running(service: ModelService) -> Iterator[int]:
+    """Runs a server for `service` in a thread; gives its port."""
     app = create_app(ServiceRouter([service]))
     sock = socket.create_server(("127.0.0.1", 0))
     config = uvicorn.Config(app, log_config=None, access_log=False, timeout_graceful_shutdown=2)
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [sock]}, daemon=True)
     thread.start()
-    while not server.started:
-        time.sleep(0.005)
-    live = Live(service, runner, sock.getsockname()[1])
+    wait_for(lambda: server.started)
     try:
-        yield live
+        yield sock.getsockname()[1]
     finally:
-        live.http.close()
         server.should_exit = True
         thread.join(10)
         assert not thread.is_alive()
-        assert runner.closed
+        assert not service.worker.alive
+
+
+@contextlib.contextmanager
+def serving(runner: ScriptedRunner, service: ModelService | None = None) -> Iterator[Live]:
+    """Runs a server for the scripted model."""
+    service = service or scripted_service(runner)
+    with running(service) as port:
+        live = Live(service, runner, port)
+        yield live
+        live.http.close()
+    assert runner.closed
 
 
 def events_of(body: str) -> list[Any]:
@@ -170,3 +180,21 @@ def wait_for(true: Callable[[], bool], within: float = 5.0) -> None:
     while not true():
         assert time.monotonic() < deadline, "too late"
         time.sleep(0.005)
+
+
+def drive(engine: InferenceEngine, packets: list[RequestPacket]) -> dict[int, list[Delta]]:
+    """Runs until nothing is open; every message goes through MessagePack, as between processes."""
+    wire = msgspec.msgpack.encode(Orders(submit=packets))
+    heard: dict[int, list[Delta]] = {p.ticket: [] for p in packets}
+    deltas = engine.obey(msgspec.msgpack.decode(wire, type=Orders))
+    for _ in range(1000):
+        wire = msgspec.msgpack.encode(StepReport(engine.stats(), deltas))
+        for delta in msgspec.msgpack.decode(wire, type=StepReport).deltas:
+            heard[delta.ticket].append(delta)
+        engine.scheduler.check_integrity()
+        if engine.idle:
+            break
+        deltas = engine.step()
+    assert engine.idle
+    assert engine.stats().free_blocks == engine.stats().total_blocks
+    return heard

@@ -73,6 +73,16 @@ def test_stop_string_never_leaks(
 
 
 @pytest.mark.parametrize(("route", "stream"), MODES)
+def test_the_beginning_of_a_stop_string_that_never_came_is_text(
+    live: Live, route: str, stream: bool
+) -> None:
+    """It is held while it may still become one, and given out at the end, whatever the end is."""
+    live.runner.script = list(b"abX")
+    assert said(ask(live, route, stream, stop="XY")) == ("abX", "stop", 4)
+    assert said(ask(live, route, stream, stop="XY", max_tokens=3)) == ("abX", "length", 3)
+
+
+@pytest.mark.parametrize(("route", "stream"), MODES)
 @pytest.mark.parametrize(
     ("script", "fields", "expected"),
     [
@@ -128,6 +138,7 @@ def test_usage_in_a_stream(
     assert stream[-1] == "[DONE]"
     usages = [event for event in stream[:-1] if event.get("usage")]
     assert len(usages) == reported
+    assert all(("usage" in event) == bool(reported) for event in stream[:-1])
     if reported:
         whole = getattr(live, route)(n=n, max_tokens=9).json()["usage"]
         assert stream[-2] is usages[0]

@@ -7,29 +7,28 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable
+from functools import partial
 
 import msgspec
 import pytest
 
+from rebar.dataflow.text import TextStream
 from rebar.errors import EngineError, ShapeError
 from rebar.graph.sequence import Row, Sampled, SamplingParams
 from rebar.service.engine import InferenceEngine
 from rebar.service.interfaces import StreamingText
 from rebar.service.messages import Delta, Orders, RequestPacket, StepReport
 from rebar.service.worker import EngineWorker
-from tests.service.fakes import END, ByteTokenizer, PlainText, ScriptedRunner, hashed
-from tests.service.live import wait_for
-
-TOKENIZER = ByteTokenizer()
+from tests.service.fakes import END, ScriptedRunner, hashed, scripted_tokenizer
+from tests.service.live import drive, wait_for
 
 
 def engine_over(
     runner: ScriptedRunner, open_text: Callable[[tuple[str, ...]], StreamingText] | None = None
 ) -> InferenceEngine:
+    tokenizer = scripted_tokenizer()
     return InferenceEngine(
-        runner,
-        open_text or (lambda stop: PlainText(TOKENIZER, stop)),
-        vocab_size=TOKENIZER.vocab_size,
+        runner, open_text or partial(TextStream, tokenizer), vocab_size=tokenizer.vocab_size
     )
 
 
@@ -39,24 +38,6 @@ def packet(ticket: int, prompt: str = "hi", **fields: object) -> RequestPacket:
         ticket, f"r{ticket}", "t", list(prompt.encode()), sampling, 8, 0, (), (END,)
     )
     return msgspec.structs.replace(base, **fields)
-
-
-def drive(engine: InferenceEngine, packets: list[RequestPacket]) -> dict[int, list[Delta]]:
-    """Runs until nothing is open; every message goes through MessagePack, as between processes."""
-    wire = msgspec.msgpack.encode(Orders(submit=packets))
-    heard: dict[int, list[Delta]] = {p.ticket: [] for p in packets}
-    deltas = engine.obey(msgspec.msgpack.decode(wire, type=Orders))
-    for _ in range(1000):
-        wire = msgspec.msgpack.encode(StepReport(engine.stats(), deltas))
-        for delta in msgspec.msgpack.decode(wire, type=StepReport).deltas:
-            heard[delta.ticket].append(delta)
-        engine.scheduler.check_integrity()
-        if engine.idle:
-            break
-        deltas = engine.step()
-    assert engine.idle
-    assert engine.stats().free_blocks == engine.stats().total_blocks
-    return heard
 
 
 def text(deltas: list[Delta]) -> str:
@@ -146,12 +127,13 @@ def test_an_answer_that_is_none_fails_one_request(answer: Sampled) -> None:
 
 
 def test_a_failure_of_the_text_fails_one_request() -> None:
-    class Broken(PlainText):
-        def push(self, token: int, /) -> str:
+    class Broken(TextStream):
+        def push(self, id: int) -> str:
             raise ValueError("text")
 
     def open_text(stop: tuple[str, ...]) -> StreamingText:
-        return Broken(TOKENIZER, stop) if stop else PlainText(TOKENIZER, stop)
+        tokenizer = scripted_tokenizer()
+        return Broken(tokenizer, stop) if stop else TextStream(tokenizer)
 
     heard = drive(
         engine_over(ScriptedRunner(b"ok"), open_text), [packet(1, stop=("x",)), packet(2)]

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.service.fakes import ByteTokenizer, words
+from tests.service.fakes import scripted_tokenizer, words
 from tests.service.live import CHAT, PLAIN, Live, refused, said
 
 MESSAGES = '"messages":[{"role":"user","content":"hi"}]'
@@ -101,7 +101,16 @@ def test_no_stop(live: Live, stop: str) -> None:
 
 @pytest.mark.parametrize(
     "prompt",
-    [[-1], [ByteTokenizer().vocab_size], [2**40], [2**70], [1.0], [[1], [-1]], [True], [1, "a"]],
+    [
+        [-1],
+        [scripted_tokenizer().vocab_size],
+        [2**40],
+        [2**70],
+        [1.0],
+        [[1], [-1]],
+        [True],
+        [1, "a"],
+    ],
 )
 def test_prompt_ids(live: Live, prompt: object, caplog: pytest.LogCaptureFixture) -> None:
     """A-c4: prompt [-1] with verbose logging crashed the server."""
@@ -117,7 +126,7 @@ def test_prompt_ids(live: Live, prompt: object, caplog: pytest.LogCaptureFixture
         {"abc": 1},
         {"5": 1e9},
         {str(i): 1 for i in range(100_000)},
-        {str(ByteTokenizer().vocab_size): 1},
+        {str(scripted_tokenizer().vocab_size): 1},
     ],
 )
 def test_logit_bias(live: Live, bias: dict[str, float]) -> None:
@@ -182,7 +191,7 @@ def test_history_with_tool_calls(live: Live, assistant: dict[str, object]) -> No
     prompt = live.http.post("/detokenize", json={"tokens": answer.json()["tokens"]}).json()[
         "prompt"
     ]
-    assert "'name': 'add', 'arguments': {'a': 40}" in prompt
+    assert '"name": "add", "arguments": {"a": 40}' in prompt
     assert "tool\n42" in prompt
     assert "None" not in prompt
     assert "null" not in prompt
@@ -218,6 +227,7 @@ def test_broken_messages(live: Live, message: dict[str, object], param: str) -> 
         MESSAGES.encode() + b',"model":"%b"',
         MESSAGES.encode() + b',"metadata":{"k":"%b"}',
         b'"messages":[{"role":"user","content":"a","name":"%b"}]',
+        b'"messages":[{"role":"user","content":[{"type":"text","text":"a","else":"%b"}]}]',
     ],
 )
 def test_lone_surrogates_and_broken_utf8(live: Live, field: bytes, text: bytes) -> None:

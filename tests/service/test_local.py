@@ -9,7 +9,7 @@ import pytest
 
 from rebar.errors import ContextLengthError, EngineError, InputError
 from rebar.service.local import Model
-from tests.service.fakes import END, ByteTokenizer, ScriptedRunner, failing, hashed, words
+from tests.service.fakes import END, ScriptedRunner, failing, hashed, scripted_tokenizer, words
 from tests.service.live import scripted_service
 
 
@@ -119,6 +119,6 @@ def test_a_closed_model_says_so(runner: ScriptedRunner) -> None:
 
 def test_model_without_template(runner: ScriptedRunner) -> None:
     service = scripted_service(runner)
-    served = type(service.model)("m", ByteTokenizer(), None, service.model.limits)
+    served = type(service.model)("m", scripted_tokenizer(), None, service.model.limits)
     with Model(served, service.worker.engine) as model, pytest.raises(InputError, match="template"):
         model.chat("hi")

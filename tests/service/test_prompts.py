@@ -10,9 +10,9 @@ import pytest
 from tests.service.fakes import (
     END_TURN,
     START_TURN,
-    ByteTokenizer,
-    FakeTemplate,
+    TEMPLATE,
     ScriptedRunner,
+    scripted_tokenizer,
     words,
 )
 from tests.service.live import CHAT, Live, refused, said, scripted_service, serving
@@ -91,21 +91,41 @@ def test_every_message_is_in_the_prompt(live: Live, roles: list[str]) -> None:
     assert [prompt.count(text) for text in said_texts] == [1] * len(roles)
 
 
-def test_a_template_that_drops_a_message_is_not_followed(live: Live) -> None:
-    model = live.service.model
-    live.service.validator.model = type(model)(
-        model.name, model.tokenizer, FakeTemplate(ByteTokenizer(), drop_system=True), model.limits
+@pytest.mark.parametrize(
+    ("left_out", "history", "param"),
+    [
+        (
+            "{%- if message['role'] != 'system' -%}",
+            [{"role": "system", "content": "S1"}],
+            "messages[0]",
+        ),
+        (
+            "{%- if true -%}{%- set message = {'role': 'user', 'content': message.content} -%}",
+            [{"role": "assistant", "tool_calls": [{"function": {"name": "add"}}]}],
+            "messages[1].tool_calls",
+        ),
+    ],
+)
+def test_a_template_that_leaves_something_out_is_not_followed(
+    left_out: str, history: list[dict[str, object]], param: str
+) -> None:
+    """A-g3, A-c7: an answer that never saw the instruction would look like a bad model."""
+    loop = "{%- for message in messages -%}"
+    template = TEMPLATE.replace(loop, loop + left_out)
+    template = template.replace(
+        "{%- endfor -%}\n{%- if add", "{%- endif -%}{%- endfor -%}\n{%- if add"
     )
-    try:
-        messages = [{"role": "system", "content": "S1"}, {"role": "user", "content": "U"}]
-        refused(live, CHAT, json.dumps({"messages": messages}), "messages[0]")
-    finally:
-        live.service.validator.model = model
+    runner = ScriptedRunner(words("hello"))
+    with serving(runner, scripted_service(runner, template=template)) as live:
+        user = {"role": "user", "content": "U"}
+        messages = [user, *history] if "tool" in param else [*history, user]
+        refused(live, CHAT, json.dumps({"messages": messages}), param)
+        assert said(live.chat(messages=[user]))[0] == "hello"
 
 
 def test_beginning_of_text_comes_once() -> None:
     """A-a5: the tokenizer adds it to a raw prompt; in chat the template alone decides."""
-    tokenizer = ByteTokenizer(bos=True)
+    tokenizer = scripted_tokenizer(bos=True)
     runner = ScriptedRunner(words("hello"))
     with serving(runner, scripted_service(runner, tokenizer=tokenizer)) as live:
         raw = live.http.post("/tokenize", json={"prompt": "hi"}).json()["tokens"]

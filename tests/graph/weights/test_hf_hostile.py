@@ -21,7 +21,7 @@ from rebar.graph.weights import open_model
 from rebar.graph.weights.safetensors import read_safetensors
 from tests.graph.weights.hostile import refused
 from tests.tiny import tiny_hf, tiny_model
-from tests.tiny.hf import bpe_json, hf_values, safetensors_bytes, write_json
+from tests.tiny.hf import bpe_json, hf_values, safetensors_bytes, spm_json, write_json
 
 INDEX = "model.safetensors.index.json"
 
@@ -286,4 +286,48 @@ def test_tokenizer_tables_are_checked(tmp_path: Path, what: str) -> None:
     folder = tiny_hf(tmp_path)
     write_json(folder / "tokenizer.json", bpe_json("llama") | changes)
     with refused(match):
+        open_model(folder)
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        {"normalizer": {"type": "NFKC"}},
+        {"pre_tokenizer": {"type": "Whitespace"}},
+        {"pre_tokenizer": {"type": "Sequence", "pretokenizers": [{"type": "ByteLevel"}]}},
+    ],
+)
+def test_unknown_pipelines_of_sentencepiece_kind(tmp_path: Path, parts: dict[str, object]) -> None:
+    folder = tiny_hf(tmp_path, "gemma3")
+    write_json(folder / "tokenizer.json", spm_json() | parts)
+    with refused("not supported", UnsupportedModelError):
+        open_model(folder)
+
+
+def test_a_template_that_is_not_utf_8(tmp_path: Path) -> None:
+    folder = tiny_hf(tmp_path)
+    (folder / "chat_template.jinja").write_bytes(b"\xff")
+    with refused("not UTF-8", CorruptFileError):
+        open_model(folder)
+
+
+def test_layer_types_without_a_pattern(tmp_path: Path) -> None:
+    folder = tiny_hf(tmp_path, "gemma3", layers=4)
+    config = json.loads((folder / "config.json").read_text("utf-8"))
+    full, window = "full_attention", "sliding_attention"
+    for kinds in (
+        [full, window, window, full],
+        [window, full, window],
+        [window, full, full, window],
+    ):
+        write_json(folder / "config.json", config | {"layer_types": kinds})
+        with refused("no repeated pattern", UnsupportedModelError):
+            open_model(folder)
+
+
+def test_an_index_without_end(tmp_path: Path) -> None:
+    folder, _ = sharded(tmp_path)
+    with (folder / INDEX).open("wb") as sink:
+        sink.truncate((1 << 26) + 1)
+    with refused("larger than any index", CorruptFileError):
         open_model(folder)

@@ -66,6 +66,7 @@ def test_the_gguf_twin_says_the_same(tmp_path: Path, family: str) -> None:
         "pre",
         "tokens",
         "bos_id",
+        "eos_id",
         "end_ids",
         "add_bos",
         "add_space_prefix",

@@ -23,8 +23,6 @@ from rebar import _native
 from rebar.errors import CorruptFileError, ModelFileError, ShapeError, UnsupportedModelError
 from rebar.graph.weights import (
     ModelFile,
-    describe,
-    describe_lines,
     open_model,
     pack,
     packed_nbytes,
@@ -362,20 +360,6 @@ def test_changed_headers_give_a_model_or_a_typed_error(tmp_path: Path, data: st.
     except ModelFileError:
         return
     assert sum(t.data.nbytes for t in found.tensors.values()) < len(raw)
-
-
-def test_what_inspect_shows(tmp_path: Path) -> None:
-    source = open_model(tiny_gguf(tmp_path, "qwen2", "Q8_0"))
-    model = converted(source.path, tmp_path / "model.rebar")
-    for shown, tokenizer in ((describe(source), "bpe"), (describe(model), "tables")):
-        assert shown["architecture"] == "qwen2"
-        assert shown["tokenizer"]["kind"] == tokenizer
-        assert shown["types"]["Q8_0"]["tensors"] == 2 + 7 * 2
-        assert shown["parameters"] == sum(int(np.prod(t["shape"])) for t in shown["tensors"])
-        assert msgspec.json.decode(msgspec.json.encode(shown)) == shown
-    lines = list(describe_lines(model))
-    assert any("layers.1.down.weight" in line for line in lines)
-    assert not any("layers.1" in line for line in describe_lines(model, tensors=False))
 
 
 def test_provenance(tmp_path: Path) -> None:

@@ -1,6 +1,5 @@
 """Weights: readers for GGUF, Hugging Face folders and .rebar, the .rebar writer, model sources."""
 
-from rebar.graph.weights.describe import describe, describe_lines
 from rebar.graph.weights.model_file import ModelFile, StoredTensor, TokenizerData, WeightType
 from rebar.graph.weights.open import open_model
 from rebar.graph.weights.pack import pack, packed_nbytes
@@ -13,8 +12,6 @@ __all__ = [
     "StoredTensor",
     "TokenizerData",
     "WeightType",
-    "describe",
-    "describe_lines",
     "open_model",
     "pack",
     "packed_nbytes",

@@ -77,6 +77,7 @@ class TokenizerConfig(msgspec.Struct, frozen=True):
     bos_token: str | Part | None = None
     eos_token: str | Part | None = None
     pad_token: str | Part | None = None
+    unk_token: str | Part | None = None
     add_bos_token: bool | None = None
     chat_template: str | list[dict[str, str]] | None = None
 
@@ -108,8 +109,9 @@ def read_hf_tokenizer(folder: Path, config: HFConfig, vocab_size: int) -> Tokeni
         scores=_scores(tokens, bpe) if bpe.byte_fallback else None,
         merges=merges,
         bos_id=bos,
+        eos_id=_id_of(settings.eos_token, ids),
         end_ids=end_ids((id_ for id_ in ends if id_ < len(tokens)), tokens, types),
-        unknown_id=ids.get(bpe.unk_token or ""),
+        unknown_id=ids.get(bpe.unk_token) if bpe.unk_token else _id_of(settings.unk_token, ids),
         pad_id=_id_of(settings.pad_token, ids),
         add_bos=bos is not None
         and (_adds(file.post_processor, tokens[bos]) or settings.add_bos_token is True),

@@ -16,16 +16,21 @@ _CHUNK = 1 << 22
 
 
 def provenance_of(
-    model: ModelFile, tool: str, now: datetime | None = None, progress: Progress | None = None
+    model: ModelFile,
+    tool: str,
+    now: datetime | None = None,
+    progress: Progress | None = None,
+    sha256: str | None = None,
 ) -> dict[str, ProvenanceValue]:
     """Source file's name (no folder: that is the user's own), its digest, the tool that
     converted it and when (UTC).
+    sha256: the digest, when it is known already.
     """
     moment = (now or datetime.now(UTC)).astimezone(UTC)
     return {
         "source": model.path.name,
         "source_format": model.format,
-        "source_sha256": source_sha256(model.path, progress),
+        "source_sha256": sha256 or source_sha256(model.path, progress),
         "license": str(model.provenance.get("license", "")),
         "tool": tool,
         "converted": moment.isoformat(timespec="seconds"),

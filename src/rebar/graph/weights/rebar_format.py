@@ -29,7 +29,7 @@ FORMAT_VERSION = 1
 PREFIX = struct.Struct("<8sIIQQ32s")
 BLOB_ALIGNMENT = 4096
 TENSOR_ALIGNMENT = 64
-MAX_HEADER_BYTES = 1 << 26
+MAX_HEADER_BYTES = 1 << 24  # 4,096 layers of 12 tensors need 11 MB
 
 ProvenanceValue = str | int | float | bool | None
 

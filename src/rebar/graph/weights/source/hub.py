@@ -35,6 +35,7 @@ _AROUND = (
     "tokenizer_config.json",
     "chat_template.jinja",
 )
+_BROKEN = (ConnectionError, TimeoutError, http.client.HTTPException)
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
@@ -49,11 +50,20 @@ def fetch(name: HubName, cache: Path, hub: str, report: Report) -> Path:
         found = name.cached(cache)
         if found is not None:
             return found
-        remote = _Remote(hub.rstrip("/"), name)
-        if name.file is not None:
-            _download(remote, "main", name.file, folder, report)
-            return folder / name.file
+        try:
+            return _fetch(_Remote(hub.rstrip("/"), name), folder, report)
+        except _BROKEN as error:
+            raise DownloadError(
+                f"{hub} does not answer: {error}. Check the network, or give a model file's path."
+            ) from error
+
+
+def _fetch(remote: _Remote, folder: Path, report: Report) -> Path:
+    file = remote.name.file
+    if file is None:
         return _fetch_all(remote, folder, report)
+    _download(remote, "main", file, folder, report)
+    return folder / file
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +145,7 @@ def _download(remote: _Remote, revision: str, file: str, folder: Path, report: R
         try:
             digest = _transfer(remote, url, part, file, report)
             break
-        except (ConnectionError, TimeoutError, http.client.HTTPException) as error:
+        except _BROKEN as error:
             if attempt == ATTEMPTS:
                 raise DownloadError(
                     f"{url} broke off {ATTEMPTS} times ({error}). Try again: it goes on where "
@@ -145,7 +155,7 @@ def _download(remote: _Remote, revision: str, file: str, folder: Path, report: R
     with part.open("rb") as whole:
         os.fsync(whole.fileno())
     part.replace(target)
-    part.with_name(part.name + ".etag").unlink(missing_ok=True)
+    _tag_of(part).unlink(missing_ok=True)
 
 
 def _transfer(remote: _Remote, url: str, part: Path, file: str, report: Report) -> str | None:
@@ -154,7 +164,7 @@ def _transfer(remote: _Remote, url: str, part: Path, file: str, report: Report) 
     The ETag of the first bytes is kept beside them: If-Range makes the server start over when the
     file has changed.
     """
-    tag = part.with_name(part.name + ".etag")
+    tag = _tag_of(part)
     begin = part.stat().st_size if part.exists() and tag.exists() else 0
     going_on = {"Range": f"bytes={begin}-", "If-Range": tag.read_text("utf-8")} if begin else {}
     answer = _open(url, going_on, remote.name)
@@ -175,6 +185,11 @@ def _transfer(remote: _Remote, url: str, part: Path, file: str, report: Report) 
     return answer.digest
 
 
+def _tag_of(part: Path) -> Path:
+    """Where the ETag of a part is kept."""
+    return part.with_name(part.name + ".etag")
+
+
 def _copy(body: IO[bytes], sink: IO[bytes], done: int, count: Callable[[int], None]) -> int:
     while chunk := body.read(CHUNK):
         sink.write(chunk)
@@ -190,6 +205,7 @@ def _check_digest(part: Path, digest: str | None, url: str) -> None:
         found = hashlib.file_digest(source, "sha256").hexdigest()
     if found != digest:
         part.unlink()
+        _tag_of(part).unlink(missing_ok=True)
         raise CorruptFileError(
             f"{url} gave a file with sha256 {found}, the server says {digest}. Try again; "
             "tell the hub if it stays so."

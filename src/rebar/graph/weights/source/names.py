@@ -67,9 +67,11 @@ class PyPIName:
         return pin if pin and pin.version == self.version else None
 
     def folder(self, cache: Path) -> Path:
-        """Where the model file is kept."""
-        parts = f"-{self.parts}" if self.parts else ""
-        version = f"-{self.version}" if self.version else ""
+        """Where the model file is kept. No package's name has a "_" or "=" once normalized, so
+        different models never share a folder.
+        """
+        parts = f"_{self.parts}" if self.parts else ""
+        version = f"=={self.version}" if self.version else ""
         return cache / "pypi" / f"{self.package}{parts}{version}"
 
     def cached(self, cache: Path) -> Path | None:

@@ -1,0 +1,213 @@
+"""The service over real arithmetic: small random models of every family, and SmolLM2.
+
+Equality is `==` on ids, texts and log probabilities: the bits of an answer depend on nothing but
+its own request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import random
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import httpx
+import msgspec
+import openai
+import pytest
+
+from rebar.graph import RunnerOptions
+from rebar.graph.weights import open_model
+from rebar.service.loading import load_model
+from rebar.service.local import Model
+from rebar.service.messages import Delta, RequestPacket
+from rebar.service.model import LoadedModel
+from rebar.service.router import ModelService
+from rebar.service.validator import Caller, Validator
+from rebar.service.wire import CompletionBody
+from tests.service.live import drive, running
+from tests.tiny.model import tiny_gguf
+
+FAMILIES = ("llama", "qwen2", "gemma3")
+SMALL = RunnerOptions(threads=2, max_rows=64, kv_tokens=4096)
+
+
+def loaded(path: Path, options: RunnerOptions = SMALL) -> LoadedModel:
+    return load_model(open_model(path), options, name="m")
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def tiny_path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_gguf(tmp_path_factory.mktemp("tiny"), request.param)
+
+
+def packets(model: LoadedModel, count: int, longest: int) -> list[RequestPacket]:
+    """Requests of many lengths, greedy and sampled, scored and not."""
+    validator = Validator(model.served)
+    draw = random.Random(5)
+    made = []
+    for i in range(1, count + 1):
+        body = CompletionBody(
+            prompt="hello what is this the fox " * draw.randint(1, longest) + str(i),
+            max_tokens=draw.randint(1, 24),
+            temperature=draw.choice([0.0, 0.7, 1.3]),
+            top_p=draw.choice([1.0, 0.9]),
+            repetition_penalty=draw.choice([1.0, 1.2]),
+            logprobs=draw.choice([None, 3]),
+            echo=draw.choice([None, True]),
+            seed=i,
+            ignore_eos=True,
+        )
+        packet = validator.completion(body, Caller("r", "t")).packets[0]
+        made.append(msgspec.structs.replace(packet, ticket=i))
+    return made
+
+
+def whole(deltas: list[Delta]) -> tuple[object, ...]:
+    """All that a choice said, however it was cut into steps."""
+    scores = [score for delta in deltas for score in delta.scores]
+    prompt = [score for delta in deltas for score in delta.prompt_scores]
+    text = "".join(delta.text for delta in deltas)
+    return text, [i for d in deltas for i in d.ids], scores, prompt, deltas[-1].finish
+
+
+def answers(model: LoadedModel, asked: list[RequestPacket]) -> dict[int, tuple[object, ...]]:
+    return {ticket: whole(deltas) for ticket, deltas in drive(model.engine, asked).items()}
+
+
+def test_neighbours_chunks_and_threads_change_no_bit(tiny_path: Path) -> None:
+    """A-b5, A-e5: alone = among 32 others in any order, in any chunks, with 1 or 2 threads."""
+    model = loaded(tiny_path)
+    asked = packets(model, 33, 2)
+    alone = {p.ticket: whole(drive(model.engine, [p])[p.ticket]) for p in asked}
+    model.engine.close()
+    for threads, max_rows in ((2, 33), (1, 512), (2, 40)):
+        model = loaded(tiny_path, replace(SMALL, threads=threads, max_rows=max_rows))
+        random.Random(max_rows).shuffle(asked)
+        assert answers(model, asked) == alone
+        model.engine.close()
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Model]:
+    made = loaded(tiny_gguf(tmp_path_factory.mktemp("tiny")))
+    with Model(made.served, made.engine) as model:
+        yield model
+
+
+@pytest.mark.parametrize("temperature", [0, 1e-7, 1e-4, 5e-324])
+@pytest.mark.parametrize("top_p", [1.0, 1e-9, 1e-4])
+def test_tiny_temperatures_are_greedy(tiny: Model, temperature: float, top_p: float) -> None:
+    """A-b8: logits / T overflowed, softmax gave NaN, the sampler raised and the loop died."""
+    greedy = tiny.generate("hello", temperature=0, max_tokens=8)
+    said = tiny.generate("hello", temperature=temperature, top_p=top_p, max_tokens=8, seed=3)
+    assert said.ids == greedy.ids
+    banned = tiny.generate(
+        "hello", temperature=temperature, top_p=top_p, max_tokens=8,
+        logit_bias={str(greedy.ids[0]): -100},
+    )  # fmt: skip
+    assert banned.ids[0] != greedy.ids[0]
+
+
+def test_tiny_top_p_alone_is_greedy_and_disturbs_nobody(tiny: Model) -> None:
+    greedy = tiny.generate("hello", temperature=0, max_tokens=8)
+    assert tiny.generate("hello", temperature=1.5, top_p=1e-9, max_tokens=8).ids == greedy.ids
+
+
+def test_a_seed_decides_and_choices_differ(tiny: Model) -> None:
+    first = [tiny.generate("hello", seed=7, temperature=1.0, max_tokens=16) for _ in range(2)]
+    assert first[0].ids == first[1].ids
+    assert tiny.generate("hello", seed=8, temperature=1.0, max_tokens=16).ids != first[0].ids
+    assert len({str(tiny.generate("hello", max_tokens=16)) for _ in range(4)}) > 1, (
+        "no seed: random"
+    )
+
+
+SEVERAL = {"prompt": "hello", "n": 3, "seed": 7, "max_tokens": 16}
+
+
+def strict(text: str) -> object:
+    def refuse(constant: str) -> None:
+        raise AssertionError(constant)
+
+    return json.loads(text, parse_constant=refuse)
+
+
+def test_over_http(tmp_path: Path) -> None:
+    """Log probabilities are finite JSON numbers (A-b4), seeds repeat (A-b5)."""
+    model = loaded(tiny_gguf(tmp_path))
+    service = ModelService(model.served, model.engine)
+    with running(service) as port, httpx.Client(trust_env=False) as http:
+
+        def post(path: str, **body: object) -> httpx.Response:
+            answer = http.post(f"http://127.0.0.1:{port}{path}", json=body)
+            assert answer.status_code == 200, answer.text
+            strict(answer.text)
+            return answer
+
+        scored = post(
+            "/v1/completions",
+            prompt="correct horse",
+            echo=True,
+            logprobs=5,
+            top_k=1,
+            max_tokens=2,
+            logit_bias={"5": -100},
+        )
+        logprobs = scored.json()["choices"][0]["logprobs"]["token_logprobs"]
+        assert logprobs[0] is None
+        assert all(math.isfinite(value) and value <= 0 for value in logprobs[1:])
+
+        several = [
+            [choice["text"] for choice in post("/v1/completions", **SEVERAL).json()["choices"]]
+            for _ in range(2)
+        ]
+        assert several[0] == several[1]
+        assert len(set(several[0])) > 1
+
+        chat = [{"role": "user", "content": "hello"}]
+        long = post("/v1/chat/completions", messages=chat, max_tokens=200_000, ignore_eos=True)
+        assert long.json()["usage"]["total_tokens"] == 128, "the context of the model"
+
+
+@pytest.fixture(scope="module")
+def smollm2(smollm2_path: Path) -> ModelService:
+    model = loaded(smollm2_path, RunnerOptions(max_context=512, kv_tokens=8192, max_rows=128))
+    return ModelService(model.served, model.engine)
+
+
+def test_smollm2_with_the_openai_client(smollm2: ModelService) -> None:
+    """The main job: a real model answers the official client, alone or together."""
+
+    async def main(url: str) -> None:
+        async with openai.AsyncOpenAI(base_url=url, api_key="none", max_retries=0) as client:
+            plain = await client.completions.create(
+                model="m", prompt="The capital of France is", temperature=0, max_tokens=2
+            )
+            assert plain.choices[0].text == " Paris."
+            alone = [await ask(client, i) for i in range(8)]
+            assert await asyncio.gather(*(ask(client, i) for i in range(8))) == alone
+
+    async def ask(client: openai.AsyncOpenAI, i: int) -> str:
+        messages = [{"role": "user", "content": f"Count from {i} upwards." + " Please." * 5 * i}]
+        fixed = {
+            "model": "m",
+            "messages": messages,
+            "max_tokens": 12,
+            "temperature": 0.8,
+            "seed": i,
+        }
+        if i % 2:
+            answer = await client.chat.completions.create(**fixed)  # type: ignore[call-overload]
+            return str(answer.choices[0].message.content)
+        text = ""
+        stream = await client.chat.completions.create(stream=True, **fixed)  # type: ignore[call-overload]
+        async for chunk in stream:
+            text += chunk.choices[0].delta.content or ""
+        return text
+
+    with running(smollm2) as port:
+        asyncio.run(main(f"http://127.0.0.1:{port}/v1"))
