@@ -2,10 +2,20 @@
 if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64|amd64")
   set(RB_AVX512 -mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512vnni -mfma -mf16c -mprefer-vector-width=512)
   if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
-    list(APPEND RB_AVX512 -Wno-maybe-uninitialized)  # GCC's own avx512fintrin.h, GCC bug 105593
+    list(APPEND RB_AVX512 -Wno-maybe-uninitialized -Wno-uninitialized)  # GCC's own avx512fintrin.h, GCC bug 105593
   endif()
-  set_source_files_properties(native/cpu/isa_avx2.cpp PROPERTIES COMPILE_OPTIONS "-mavx2;-mfma;-mf16c")
+  set(RB_AVX2 -mavx2 -mfma -mf16c)
+  if(RB_SANITIZE)
+    # The scalar unit is the same source with every check; here addresses alone, or compiling takes many minutes.
+    list(APPEND RB_AVX2 -fno-sanitize=undefined -O1)
+    list(APPEND RB_AVX512 -fno-sanitize=undefined -O1)
+    target_compile_definitions(rebar_core PRIVATE RB_SANITIZED)
+  endif()
+  set_source_files_properties(native/cpu/isa_avx2.cpp PROPERTIES COMPILE_OPTIONS "${RB_AVX2}")
   set_source_files_properties(native/cpu/isa_avx512.cpp PROPERTIES COMPILE_OPTIONS "${RB_AVX512}")
 elseif(CMAKE_SYSTEM_PROCESSOR MATCHES "aarch64|arm64")
   set_source_files_properties(native/cpu/isa_neon.cpp PROPERTIES COMPILE_OPTIONS "-march=armv8.2-a+dotprod")
+endif()
+if(RB_SANITIZE)
+  set_source_files_properties(native/cpu/isa_scalar.cpp PROPERTIES COMPILE_OPTIONS "-O1") # -O2 vectorizes checked lanes for minutes
 endif()

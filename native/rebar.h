@@ -60,7 +60,8 @@ typedef struct rb_matrix {
 
 // Quantized activations: one row of k inputs (k % 32 == 0) is
 //   int8 q[k]; f32 d[k/32]; int32 sum[k/16]   with d = max|x| / 127 of 32 inputs, q = round_to_nearest_even(x * (1/d)),
-// (d = 0: q = 0) sum = sum of q over 16 inputs. The row stride is rb_quantized_stride(k) bytes, a multiple of 64.
+// sum = sum of q over 16 inputs. d = 0, q = 0 where 1/d is not finite; d = NaN, q = 0 where an input is not finite.
+// The row stride is rb_quantized_stride(k) bytes, a multiple of 64.
 size_t rb_quantized_stride(int32_t k);
 
 // Bytes of a packed matrix; 0 when type, n or k is impossible. n, k up to 2^31 - 1, checked for overflow.
@@ -108,8 +109,9 @@ typedef struct {
   float scale;
 } rb_embed;
 
-// y = x / sqrt(mean(x^2) + eps) * weight, for each of `groups` slices of n values in a row (groups > 1: per-head norm).
-// sum of squares: 16 lanes over ascending i, lanes added as a binary tree. yq (optional, groups == 1): y quantized.
+// y = x / sqrt(mean(x^2) + eps) * weight, for each of `groups` slices of n values in a row (groups > 1: per-head norm),
+// as (x * (1 / sqrt(sum / n + eps))) * weight. sum of squares: lane i % 16 over ascending i, one fma each; lanes as a binary
+// tree (l with l+8, then l+4, l+2, l+1). yq (optional, groups == 1): y quantized; y may be NULL beside it.
 typedef struct {
   const float* x;
   const float* weight;
@@ -141,7 +143,8 @@ typedef struct {
   int32_t x_stride, y_stride, residual_stride, domain;
 } rb_matmul;
 
-// Rotates pairs (i, i + dim/2) of each head: table[position] = [cos dim/2][sin dim/2]. In place allowed.
+// Rotates pairs (i, i + dim/2) of each head: table[position] = [cos dim/2][sin dim/2]; y0 = fma(-x1, sin, x0 cos),
+// y1 = fma(x1, cos, x0 sin); elements dim.. are copied. In place allowed.
 typedef struct {
   const float* x;
   float* y;
@@ -160,8 +163,9 @@ typedef struct {
 } rb_append;
 
 // out[r,h] = softmax(scale q.k over positions max(0, p-window+1)..p) v;  window 0: all. softcap 0: none (else cap*tanh(s/cap)).
-// Dot: one chain over ascending d. Maximum; p_j = exp(s_j - max); total: lane j % 16, ascending blocks, lanes as a binary tree;
-// output: one chain over ascending j from the window's first position; then divided by the total. outq optional.
+// Dot: one chain over ascending d, then times scale. Maximum; p_j = exp(s_j - max); total: lane j % 16, ascending blocks,
+// lanes as a binary tree; output: one chain over ascending j from the window's first position; then divided by the total.
+// head_dim % 16 == 0. outq optional (head_dim % 32 == 0): out quantized; out may be NULL beside it.
 typedef struct {
   const float* q;
   const uint16_t* keys;
@@ -172,7 +176,8 @@ typedef struct {
   float scale, softcap;
 } rb_attention;
 
-// y = act(x[:, :n]) * x[:, n:2n].  act: 0 silu, 1 gelu (tanh form). yq optional.
+// y = act(x[:, :n]) * x[:, n:2n].  act: 0 silu x / (1 + e^-x), 1 gelu (tanh form) x / (1 + e^-2z),
+// z = sqrt(2/pi)(x + 0.044715 x^3). yq optional: y quantized; y may be NULL beside it.
 typedef struct {
   const float* x;
   float* y;

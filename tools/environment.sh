@@ -112,7 +112,7 @@ build_native() {
   PATH=$bin:$PATH
   CXX=$compiler
   export PATH CXX
-  configure() { cmake -S . -B build/native -G Ninja -DCMAKE_BUILD_TYPE=Release -DPython_EXECUTABLE="$bin/python" "$@"; }
+  configure() { cmake -S . -B build/native -G Ninja -DCMAKE_BUILD_TYPE=Release -DRB_TESTS=OFF -DPython_EXECUTABLE="$bin/python" "$@"; }
   # A build folder of another compiler, place or Python is begun anew.
   configure || configure --fresh || return 1
   cmake --build build/native || return 1

@@ -236,6 +236,7 @@ static size_t attention_scratch(const rb_args* a, int32_t) {
 static void attention_run(const rb_args* args, const rb_step* step, int64_t begin, int64_t end, void* scratch) {
   const rb_attention& a = args->attention;
   const AttentionPlan p = attention_plan(a, step->rows);
+  assert(a.head_dim % 16 == 0 && (a.outq == nullptr || a.head_dim % 32 == 0));
   const int64_t shared = a.heads / a.kv_heads;
   for (int64_t task = begin; task < end; ++task) {
     const int64_t row = task / (a.kv_heads * p.head_ranges) * p.row_step, rest = task % (a.kv_heads * p.head_ranges);

@@ -209,13 +209,15 @@ static int64_t most_rows(const rb_matrix& w) {
   return rows < 8 ? 8 : rows > 128 ? 128 : rows;
 }
 
-// Up to eight rows are bound by reading weights: tasks of 16 KB (0.7 us at 23 GB/s) or more, 128 at most. With more rows a task has twelve
+// Up to eight rows are bound by reading weights: tasks of 16 KB (0.7 us at 23 GB/s) or more, 128 at most; from two rows on
+// three tiles, because a panel costs about half a tile to fill. With more rows a task has twelve
 // tiles, so that filling the panels costs 3 % of using them, and rows are cut until there are about 32 tasks.
 static MatmulPlan plan_of(const rb_matrix& w, int64_t rows) {
   MatmulPlan p{rows, 8, 1, tile_count(w.n), 1, 1};
   if (rows <= 8) {
     const int64_t bytes = tile_bytes(w.type, w.k), by_count = (p.tiles + 127) / 128;
     p.tile_step = bytes >= 16384 ? 1 : 16384 / bytes;
+    if (rows > 1 && p.tile_step < 3) p.tile_step = 3;
     if (p.tile_step < by_count) p.tile_step = by_count;
   } else {
     const int64_t wide = (p.tiles + 11) / 12, ranges = (31 + wide) / wide;

@@ -13,7 +13,8 @@
 #include RB_VEC
 
 // Loops over steps and rows are unrolled where the lanes are few instructions; sixteen single lanes stay a loop, or the code explodes.
-#ifdef RB_ONE_LANE
+// So does every loop under sanitizers, and matmul keeps two rows in flight: their checks multiply what there is to compile.
+#if defined(RB_ONE_LANE) || defined(RB_SANITIZED)
 #define RB_UNROLL _Pragma("GCC unroll 1")
 #else
 #define RB_UNROLL _Pragma("GCC unroll 16")
@@ -22,6 +23,11 @@
 namespace rb::RB_NS {
 
 constexpr int kParts = 16 / kLanes;
+#ifdef RB_SANITIZED
+constexpr int kPanelRows = 2;
+#else
+constexpr int kPanelRows = kRegisterRows;
+#endif
 struct F {
   PF p[kParts];
 };  // 16 x f32

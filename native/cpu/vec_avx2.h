@@ -5,7 +5,7 @@
 namespace rb::RB_NS {
 
 constexpr int kLanes = 8;
-constexpr int kPanelRows = 4;  // rows matmul keeps in flight: more rows would only spill
+constexpr int kRegisterRows = 4;  // rows matmul keeps in flight: more rows would only spill
 using PF = __m256;
 using PI = __m256i;
 using PB = __m256i;

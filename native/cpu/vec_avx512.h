@@ -5,7 +5,7 @@
 namespace rb::RB_NS {
 
 constexpr int kLanes = 16;
-constexpr int kPanelRows = 8;  // rows matmul keeps in flight: 8 weight, 8 sum and 8 dot registers of 32
+constexpr int kRegisterRows = 8;  // rows matmul keeps in flight: 8 weight, 8 sum and 8 dot registers of 32
 using PF = __m512;
 using PI = __m512i;
 using PB = __m512i;

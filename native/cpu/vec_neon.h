@@ -5,7 +5,7 @@
 namespace rb::RB_NS {
 
 constexpr int kLanes = 4;
-constexpr int kPanelRows = 4;  // rows matmul keeps in flight: a group alone fills the 32 registers
+constexpr int kRegisterRows = 4;  // rows matmul keeps in flight: a group alone fills the 32 registers
 using PF = float32x4_t;
 using PI = int32x4_t;
 using PB = uint8x16_t;

@@ -5,7 +5,7 @@
 namespace rb::RB_NS {
 
 constexpr int kLanes = 1;
-constexpr int kPanelRows = 2;  // rows matmul keeps in flight
+constexpr int kRegisterRows = 2;  // rows matmul keeps in flight
 using PF = float;
 using PI = int32_t;
 using PB = uint32_t;  // the four bytes of a lane, first in the low end

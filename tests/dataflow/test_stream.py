@@ -145,5 +145,7 @@ def test_control_tokens_show_only_when_wanted() -> None:
 def test_empty_stop_strings_and_unknown_ids_are_input_errors() -> None:
     with pytest.raises(InputError, match="stop string is empty"):
         TextStream(bpe(), ("a", ""))
+    with pytest.raises(InputError, match="lone surrogate"):
+        TextStream(bpe(), ("a\ud800",))
     with pytest.raises(InputError):
         TextStream(bpe()).push(10**6)

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.fuzz.harness import fuzz, open_model
+from rebar.graph.weights import open_model
+from tests.fuzz.harness import Target, fuzz
 from tests.tiny import tiny_gguf
 
 
@@ -21,5 +22,7 @@ def seeds(folder: Path) -> list[bytes]:
     ]
 
 
+TARGET = Target("model.gguf", seeds, open_model)
+
 if __name__ == "__main__":
-    fuzz(seeds, "model.gguf", open_model)
+    fuzz(TARGET)

@@ -11,7 +11,8 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
-from tests.fuzz.harness import fuzz, open_model, write_rebar
+from rebar.graph.weights import open_model, write_rebar
+from tests.fuzz.harness import Target, fuzz
 from tests.tiny import tiny_gguf
 
 PREFIX_BYTES = 64
@@ -38,5 +39,7 @@ def mended(data: bytes) -> bytes:
     return (data[:16] + lengths + hashlib.sha256(body).digest() + body).ljust(whole, b"\0")
 
 
+TARGET = Target("model.rebar", seeds, open_model, mended)
+
 if __name__ == "__main__":
-    fuzz(seeds, "model.rebar", open_model, mended)
+    fuzz(TARGET)

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.fuzz.harness import fuzz, read_safetensors
+from rebar.graph.weights.safetensors import read_safetensors
+from tests.fuzz.harness import Target, fuzz
 from tests.tiny import tiny_model
 from tests.tiny.hf import hf_values, safetensors_bytes
 
@@ -19,5 +20,7 @@ def seeds(_folder: Path) -> list[bytes]:
     return [safetensors_bytes(values, "F32"), safetensors_bytes(values, "BF16")]
 
 
+TARGET = Target("model.safetensors", seeds, read_safetensors)
+
 if __name__ == "__main__":
-    fuzz(seeds, "model.safetensors", read_safetensors)
+    fuzz(TARGET)

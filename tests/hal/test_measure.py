@@ -40,6 +40,12 @@ def test_a_child_does_not_inherit_the_peak() -> None:
     assert 1 << 20 < peak < touched.nbytes
 
 
+def test_the_peak_is_read_in_kilobytes(tmp_path: Path) -> None:
+    status = tmp_path / "status"
+    status.write_text("Name:\tpython\nVmPeak:\t  999 kB\nVmHWM:\t  321 kB\nVmRSS:\t  123 kB\n")
+    assert peak_resident_bytes(status) == 321 * 1024
+
+
 def test_without_proc_there_is_still_an_answer(tmp_path: Path) -> None:
     assert peak_resident_bytes(tmp_path / "nothing") > 1 << 20
 

@@ -6,12 +6,12 @@ import json
 from pathlib import Path
 
 import pytest
-from tests.tiny.model import tiny_gguf
 
 from rebar.errors import MemoryBudgetError, ModelFileError
 from rebar.graph import RunnerOptions
 from rebar.graph.weights import open_model
 from rebar.insight import bench
+from tests.tiny.model import tiny_gguf
 
 
 @pytest.fixture(scope="module")
@@ -32,6 +32,14 @@ def test_one_line_of_facts(model: Path) -> None:
     assert (facts["threads"], facts["model"], facts["engine"]) == (1, model.name, "rebar")
     assert facts["isa"]
     assert facts["version"]
+
+
+def test_prompts_longer_than_a_step_go_in_several(model: Path) -> None:
+    said: list[str] = []
+    options = RunnerOptions(threads=1, kv_tokens=2048, max_rows=100)
+    facts = bench.measure(model, options, 1, said.append)
+    assert facts["prefill512_tok_s"] > 0
+    assert said == [f"loading {model.name}", *facts["spread"]]
 
 
 def test_an_error_of_the_measuring_process_keeps_its_type(model: Path, tmp_path: Path) -> None:

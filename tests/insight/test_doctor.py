@@ -6,7 +6,9 @@ import json
 import socket
 from pathlib import Path
 
+import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from rebar.insight import doctor
 from rebar.insight.doctor import Finding, Subject, as_json, diagnose, report
@@ -61,6 +63,20 @@ def test_a_missing_library_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 def test_a_module_of_another_version_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "ABI", doctor.ABI + 1)
     assert finding("native module", subject(tmp_path)).state == "fail"
+
+
+def test_a_kernel_that_computes_something_else_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    right = doctor._gated
+
+    def wrong(device: str, isa: str | None) -> NDArray[np.float32]:
+        return right(device, isa) + np.float32(isa == "scalar")
+
+    monkeypatch.setattr(doctor, "_gated", wrong)
+    found = finding("kernels", subject(tmp_path))
+    assert found.state == "fail"
+    assert "Build again" in found.next_step
 
 
 def test_too_little_memory_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,6 +10,8 @@ import asyncio
 import json
 import math
 import random
+import threading
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -211,3 +213,31 @@ def test_smollm2_with_the_openai_client(smollm2: ModelService) -> None:
 
     with running(smollm2) as port:
         asyncio.run(main(f"http://127.0.0.1:{port}/v1"))
+        long_text_holds_nobody_up(f"http://127.0.0.1:{port}")
+
+
+def long_text_holds_nobody_up(url: str) -> None:
+    """A-a7: one huge "word" blocked the process; here /health is answered all the while."""
+    done = threading.Event()
+    latencies = []
+
+    def watch() -> None:
+        with httpx.Client(trust_env=False) as http:
+            while not done.is_set():
+                begin = time.monotonic()
+                assert http.get(f"{url}/health").status_code == 200
+                latencies.append(time.monotonic() - begin)
+                done.wait(0.02)
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    try:
+        for text in ("a" * 200_000, " " * 200_000, "\n" * 200_000, "é" * 100_000):
+            body = {"messages": [{"role": "user", "content": text}]}
+            answer = httpx.post(f"{url}/v1/chat/completions", json=body, trust_env=False)
+            assert answer.status_code == 400
+            assert answer.json()["error"]["code"] == "context_length_exceeded"
+    finally:
+        done.set()
+        watcher.join()
+    assert max(latencies) < 0.5

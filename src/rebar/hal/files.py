@@ -141,6 +141,17 @@ def _open_regular(path: Path) -> int:
     raise MissingFileError(f"{path} is {what}. Name the model file itself.")
 
 
+def read_bounded(path: Path, most: int) -> bytes:
+    """A whole small file. Raises MissingFileError (absent, no regular file) and CorruptFileError
+    (more than `most` bytes).
+    """
+    with os.fdopen(_open_regular(path), "rb") as source:
+        size = os.fstat(source.fileno()).st_size
+        if size > most:
+            raise CorruptFileError(f"{path} is larger than {most} bytes. Fetch it again.")
+        return source.read(size)
+
+
 @contextlib.contextmanager
 def write_whole(target: Path, nbytes: int = 0) -> Iterator[IO[bytes]]:
     """A file that appears under `target` complete or not at all.

@@ -119,12 +119,13 @@ def measure(path: Path, options: RunnerOptions, repeats: int, report: Report) ->
     bench = EngineBench(runner)
     bench.prefill(64)
     bench.decode(8)
-    runs: dict[str, list[float]] = {}
-    for name, run in {
+    plan: dict[str, Callable[[], list[float]]] = {
         "prefill512_tok_s": lambda: [bench.prefill(PROMPT) for _ in range(repeats)],
         "decode1_tok_s": lambda: [bench.decode(DECODE) for _ in range(repeats)],
         "decode8_tok_s": lambda: bench.decode_rows(ROWS, ROW_DECODE, repeats),
-    }.items():
+    }
+    runs: dict[str, list[float]] = {}
+    for name, run in plan.items():
         report(name)
         runs[name] = run()
     facts: Result = {"engine": "rebar", "model": path.name, "version": version("rebar-llm")}

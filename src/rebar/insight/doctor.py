@@ -17,10 +17,13 @@ from importlib import metadata
 from pathlib import Path
 from typing import Literal
 
+import numpy as np
+from numpy.typing import NDArray
+
 from rebar import _native
 from rebar.dataflow.models import cached_model, source_digest
 from rebar.errors import RebarError
-from rebar.hal import read_machine
+from rebar.hal import DeviceManager, Limits, Rows, Step, launches, read_machine
 
 DISTRIBUTION = "rebar-llm"
 ABI = 1  # of native/rebar.h this release was written for
@@ -104,6 +107,31 @@ def _processor(subject: Subject) -> Finding:
     return Finding("processor", "ok", f"{says}, uses {subject.isa or _native.best_isa()}")
 
 
+def _kernels(_: Subject) -> Finding:
+    """The same launch on every instruction set: it runs, and the bits are the reference's order."""
+    results = {isa: _gated("cpu", isa) for isa in _native.isas()}
+    differing = [isa for isa, y in results.items() if y.tobytes() != results["scalar"].tobytes()]
+    # Two evaluations of x / (1 + exp(-x)) in f32, each within a few units in the last place.
+    close = np.allclose(results["scalar"], _gated("ref", None), rtol=1e-5, atol=1e-6)
+    if differing or not close:
+        says = f"wrong results on {', '.join(differing) or 'scalar'}"
+        step = "Build again (rm -r build && ./run); if it stays, tell us what processor this is."
+        return Finding("kernels", "fail", says, step)
+    return Finding("kernels", "ok", f"{', '.join(results)} ran and agree to the bit")
+
+
+def _gated(device: str, isa: str | None) -> NDArray[np.float32]:
+    """silu(x[:, :64]) x[:, 64:] of four fixed rows."""
+    x = np.linspace(-8, 8, 4 * 128, dtype=np.float32).reshape(4, 128)
+    y = np.zeros((4, 64), dtype=np.float32)
+    program = DeviceManager(device, threads=1, isa=isa).backend.program(Limits(rows=4, positions=4))
+    program.add(launches.Gated(Rows(x), Rows(y), launches.Activation.SILU))
+    step = Step(4, 1, 1, 1)
+    step.rows, step.positions[:4] = 4, range(4)
+    program.run(step)
+    return y
+
+
 def _memory(_: Subject) -> Finding:
     machine = read_machine()
     free, total = machine.memory_available, machine.memory_total
@@ -162,6 +190,7 @@ CHECKS: tuple[Callable[[Subject], Finding], ...] = (
     _native_module,
     _compiler,
     _processor,
+    _kernels,
     _memory,
     _disk,
     _port,

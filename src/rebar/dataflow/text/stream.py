@@ -32,7 +32,8 @@ class TextStream:
     def __init__(
         self, tokenizer: Tokenizer, stop: tuple[str, ...] = (), skip_special: bool = True
     ) -> None:
-        """stop: strings that end the text, themselves left out. InputError for an empty one."""
+        """stop: strings that end the text, themselves left out. InputError for an
+        empty one and for lone surrogates."""
         self._tokenizer = tokenizer
         self._skip_special = skip_special
         self._search = StopSearch(stop) if stop else None
@@ -87,6 +88,12 @@ class StopSearch:
     def __init__(self, stops: tuple[str, ...]) -> None:
         if any(not stop for stop in stops):
             raise InputError("a stop string is empty. Leave it out.", param="stop")
+        if any("\ud800" <= char <= "\udfff" for stop in stops for char in stop):
+            raise InputError(
+                "a stop string holds a lone surrogate, which no text contains. Send Unicode text.",
+                param="stop",
+                code="invalid_unicode",
+            )
         self._stops = stops
         self._fallbacks = [_fallback(stop) for stop in stops]
         self._matched = [0] * len(stops)

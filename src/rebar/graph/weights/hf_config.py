@@ -9,8 +9,9 @@ from typing import Any, Literal, TypeVar
 
 import msgspec
 
-from rebar.errors import CorruptFileError, MissingFileError, UnsupportedModelError
+from rebar.errors import CorruptFileError, UnsupportedModelError
 from rebar.graph.models.config import DecoderConfig, RopeConfig
+from rebar.hal.files import read_bounded
 
 Family = Literal["llama", "qwen2", "gemma3"]
 MODEL_TYPES: dict[str, Family] = {
@@ -84,13 +85,7 @@ _GEMMA3 = {
 
 def read_json(path: Path, kind: type[T]) -> T:
     """A small JSON file as `kind`. Raises MissingFileError or CorruptFileError."""
-    try:
-        if path.stat().st_size > MAX_JSON_BYTES:
-            raise CorruptFileError(f"{path} is larger than any such file. Fetch it again.")
-        raw = path.read_bytes()
-    except OSError as error:
-        raise MissingFileError(f"{path} cannot be read: {error.strerror}. Fetch it.") from error
-    return parse_json(raw, kind, str(path))
+    return parse_json(read_bounded(path, MAX_JSON_BYTES), kind, str(path))
 
 
 def parse_json(raw: bytes | msgspec.Raw, kind: type[T], where: str) -> T:

@@ -25,6 +25,7 @@ from rebar.graph.weights.end_tokens import (
 )
 from rebar.graph.weights.hf_config import HFConfig, read_json
 from rebar.graph.weights.model_file import TokenizerData
+from rebar.hal.files import read_bounded
 
 _LETTERS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|"
 _REST = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -33,6 +34,7 @@ _PATTERNS = {
     _LETTERS + r"\p{N}{1,3}" + _REST: "llama-bpe",
 }
 _BYTE_TOKEN = re.compile(r"<0x[0-9A-F]{2}>")
+MAX_TEMPLATE_BYTES = 1 << 24
 _UNRANKED = -1000.0  # below every merge: what GGUF files give tokens that no merge makes
 
 Part = dict[str, Any]
@@ -124,9 +126,9 @@ def read_template(folder: Path) -> str | None:
     tokenizer_config.json.
     """
     path = folder / "chat_template.jinja"
-    if path.is_file():
+    if path.exists():
         try:
-            return path.read_text(encoding="utf-8")
+            return read_bounded(path, MAX_TEMPLATE_BYTES).decode("utf-8")
         except UnicodeDecodeError as error:
             raise CorruptFileError(f"{path} is not UTF-8. Fetch it again.") from error
     found = _optional(folder / "tokenizer_config.json", TokenizerConfig).chat_template

@@ -21,11 +21,11 @@ from numpy.typing import NDArray
 from rebar.errors import CorruptFileError, MissingFileError, UnsupportedModelError
 from rebar.graph.weights.model_file import WeightType
 from rebar.graph.weights.types import FORMATS
-from rebar.hal.files import MappedFile
+from rebar.hal.files import MappedFile, read_bounded
 
 MAX_HEADER_BYTES = 100_000_000  # the reference library's limit
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
-MAX_INDEX_BYTES = 1 << 26
+MAX_INDEX_BYTES = 1 << 24
 MAX_DIMENSIONS = 8
 
 _TYPES: dict[str, WeightType] = {"F32": "F32", "F16": "F16", "BF16": "BF16"}
@@ -102,10 +102,9 @@ def _check_same(shard: Path, due: set[str], found: set[str]) -> None:
 
 
 def _index(path: Path) -> dict[str, str]:
-    if path.stat().st_size > MAX_INDEX_BYTES:
-        raise CorruptFileError(f"{path} is larger than any index. Fetch it again.")
+    raw = read_bounded(path, MAX_INDEX_BYTES)
     try:
-        return msgspec.json.decode(path.read_bytes(), type=_Index).weight_map
+        return msgspec.json.decode(raw, type=_Index).weight_map
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, ValueError) as error:
         raise CorruptFileError(f"{path} is no index ({error}). Fetch it again.") from error
 

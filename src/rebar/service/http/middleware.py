@@ -25,6 +25,9 @@ log = logging.getLogger("rebar.service.request")
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}", re.ASCII)
 _TRACEPARENT = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}", re.ASCII)
 
+QUIET = frozenset({"/health", "/metrics"})
+"""Routes that machines ask every few seconds; their lines are for debugging."""
+
 CLIENT_LEFT = 499
 """Status in the log for a client that left before its answer (as nginx writes it)."""
 
@@ -93,7 +96,8 @@ class RequestMiddleware:
         route = getattr(scope.get("route"), "path", "other")
         status = record.status or CLIENT_LEFT
         self._metrics.request_ended(route, status, seconds)
-        log.info(
+        log.log(
+            logging.DEBUG if route in QUIET else logging.INFO,
             "%s %s %d %.1f ms id=%s%s",
             scope["method"] if len(scope["method"]) < 16 else "?",
             route,
