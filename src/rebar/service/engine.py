@@ -116,25 +116,33 @@ class InferenceEngine:
     def _commit(self, plan: Plan, i: int, answer: Answers) -> Delta:
         generation = plan.work[i]
         ticket = generation.packet.ticket
-        try:
-            delta = generation.take(plan.rows[i], self._checked(answer))
-        except Exception as error:
-            delta = Delta(ticket=ticket, failure=failure_of(error))
-        if delta.last:
+        outcome = self._outcome(generation, plan.rows[i], answer)
+        if isinstance(outcome, Exception):
+            outcome = Delta(ticket=ticket, failure=failure_of(outcome))
+        if outcome.last:
             self._drop(ticket)
-        return delta
+        return outcome
 
-    def _checked(self, answer: Answers) -> list[Sampled]:
+    def _outcome(self, generation: Generation, row: Row, answer: Answers) -> Delta | Exception:
+        """What the row brought, or why it brought nothing.
+
+        The error of an answer is not raised: it may be shared (the sampler keeps those of wrong
+        parameters), and raising would tie this request's frames to it for as long as it lives.
+        """
         if isinstance(answer, Exception):
-            raise answer
+            return answer
         for sampled in answer:
             if sampled.error is not None:
-                raise sampled.error
+                return sampled.error
             if not 0 <= sampled.id < self.vocab_size:
-                raise EngineError(
-                    f"The model chose id {sampled.id}, which is no token of its vocabulary."
+                return EngineError(
+                    f"The model chose id {sampled.id}, which is no token of its vocabulary. "
+                    "Send the request again."
                 )
-        return answer
+        try:
+            return generation.take(row, answer)
+        except Exception as error:
+            return error
 
     def _count(self, plan: Plan, deltas: list[Delta], seconds: float) -> None:
         was = self._stats
