@@ -54,7 +54,7 @@ def test_help_is_quick_and_imports_nothing_heavy() -> None:
         done = rebar("--help")
         seconds.append(cpu_seconds() - begin)
         assert done.returncode == 0
-        assert b"serve" in done.stdout
+        assert b"Continue a text, or answer one message" in done.stdout
     assert min(seconds) < 0.3
     script = (
         "import sys; from rebar.cli.main import main; main(['--help'])\n"
@@ -63,6 +63,13 @@ def test_help_is_quick_and_imports_nothing_heavy() -> None:
     )
     env = {**os.environ, "PYTHONPATH": str(SOURCE)}
     subprocess.run([sys.executable, "-c", script], env=env, check=True, capture_output=True)
+
+
+def test_a_verb_tells_the_whole_of_its_help() -> None:
+    """`rebar generate --help` once had only the line of the list, and later the list had none."""
+    told = " ".join(rebar("generate", "--help").stdout.decode().split())
+    assert "control tokens in it included" in told
+    assert "--temperature" in told
 
 
 @pytest.mark.parametrize(
@@ -126,7 +133,7 @@ def test_debug_shows_the_traceback() -> None:
 
 
 def test_ctrl_c_is_130(monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted() -> object:
+    def interrupted(_: str | None) -> object:
         raise KeyboardInterrupt
 
     monkeypatch.setattr("rebar.cli.main.build_app", interrupted)

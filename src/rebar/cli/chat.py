@@ -27,9 +27,10 @@ def chat(
     flags: EngineFlags | None = None,
     offline: Offline = False,
 ) -> None:
-    """Talk to a model in the terminal. Ctrl-C stops an answer, Ctrl-D leaves.
+    """Talk to a model in the terminal.
 
-    The whole conversation is the model's context. Lines may also come from a pipe.
+    Ctrl-C stops an answer, Ctrl-D leaves. The whole conversation is the model's context. Lines may
+    also come from a pipe.
     """
     chosen = (sampling or SamplingFlags()).keywords()
     with load_named(model, flags or EngineFlags(), offline=offline) as loaded:

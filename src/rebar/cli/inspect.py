@@ -17,7 +17,10 @@ if TYPE_CHECKING:
 
 
 def inspect(model: Model, *, json: Json = False, offline: Offline = False) -> None:
-    """Show what is in a model file: description, tensors by type, tokenizer, origin."""
+    """Show what is in a model file.
+
+    Description, tensors by type, tokenizer, origin; with --json every tensor.
+    """
     from rebar.graph.weights import open_model
     from rebar.graph.weights.source import resolve
 

@@ -17,21 +17,22 @@ from cyclopts import App, CycloptsError, Parameter
 from rebar.cli.settings import sources
 from rebar.errors import EngineError, RebarError, ShapeError
 
-VERBS = (
-    "serve",
-    "chat",
-    "generate",
-    "tokenize",
-    "convert",
-    "inspect",
-    "bench",
-    "doctor",
-    "version",
-)
+# The first line of each verb's docstring (a test compares), so that --help reads no verb's file.
+VERBS = {
+    "serve": "Serve a model over HTTP, with the OpenAI API.",
+    "chat": "Talk to a model in the terminal.",
+    "generate": "Continue a text, or answer one message with --chat.",
+    "tokenize": "Show the token ids of a text.",
+    "convert": "Write a model as a .rebar file.",
+    "inspect": "Show what is in a model file.",
+    "bench": "Measure the engine on this machine.",
+    "doctor": "Check machine, installation and cache; each finding has its next step.",
+    "version": "Show the versions of Rebar and of what it runs on.",
+}
 
 
-def build_app() -> App:
-    """The command tree. A verb's file is read when it is called or listed, what it needs after."""
+def build_app(called: str | None = None) -> App:
+    """The command tree. Only the called verb's file is read, and only its help is the whole one."""
     app = App(
         name="rebar",
         help="An LLM engine for Python people: exact, fast, lossless, self-explaining.\n\n"
@@ -44,8 +45,8 @@ def build_app() -> App:
         exit_on_error=False,
         print_error=False,
     )
-    for verb in VERBS:
-        app.command(f"rebar.cli.{verb}:{verb}", name=verb)
+    for verb, line in VERBS.items():
+        app.command(f"rebar.cli.{verb}:{verb}", name=verb, help=None if verb == called else line)
     app.meta.default(_launcher(app))
     return app
 
@@ -57,7 +58,7 @@ def _launcher(app: App) -> Callable[..., object]:
         debug: Annotated[bool, Parameter(help="Show the traceback of an error.")] = False,
     ) -> object:
         try:
-            app.config = sources(config, os.environ, VERBS)
+            app.config = sources(config, os.environ, tuple(VERBS))
             return app(tokens)
         except Exception as error:
             if debug:
@@ -90,7 +91,8 @@ def report(error: BaseException) -> int:
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line and returns its exit code."""
     try:
-        result = build_app().meta(list(sys.argv[1:] if argv is None else argv))
+        words = list(sys.argv[1:] if argv is None else argv)
+        result = build_app(next((w for w in words if w in VERBS), None)).meta(words)
     except KeyboardInterrupt:
         sys.stderr.write("\n")
         return 130

@@ -29,7 +29,10 @@ def serve(
     flags: EngineFlags | None = None,
     offline: Offline = False,
 ) -> None:
-    """Serve a model over HTTP, with the OpenAI API. Ctrl-C finishes open requests, then ends."""
+    """Serve a model over HTTP, with the OpenAI API.
+
+    Ctrl-C finishes open requests, for ten seconds at most, then ends; a second one ends at once.
+    """
     from rebar.service.server import serve as run
 
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
