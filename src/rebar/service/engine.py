@@ -68,12 +68,12 @@ class InferenceEngine:
         self._count(plan, deltas, self.clock() - started)
         return [delta for delta in deltas if delta.ids or delta.prompt_scores or delta.last]
 
-    def fail_all(self, error: Exception) -> list[Delta]:
-        """Ends every open choice with `error`; the engine stands empty and ready."""
+    def fail_all(self, failure: Failure) -> list[Delta]:
+        """Ends every open choice with `failure`; the engine stands empty and ready."""
         tickets = list(self._open)
         for ticket in tickets:
             self._drop(ticket)
-        return [Delta(ticket=ticket, failure=failure_of(error)) for ticket in tickets]
+        return [Delta(ticket=ticket, failure=failure) for ticket in tickets]
 
     def stats(self) -> EngineStats:
         """Counters, with the gauges of this moment."""
