@@ -153,14 +153,18 @@ prepare_parity() {
   wanted=$(cat pyproject.toml constraints.txt tools/parity-*.txt | sha256sum)
   [ "$(cat "$parity/stamp" 2>/dev/null)" = "$wanted" ] && return 0
   find_python && find_compiler
-  rm -rf "$parity"
   (
-    phase "reference environment" parity-venv "$python" -m venv "$parity"
     bin=$parity/bin
+    if [ -f "$parity/installing" ] || ! "$bin/python" -m pip --version >/dev/null 2>&1; then
+      rm -rf "$parity"
+      phase "reference environment" parity-venv "$python" -m venv "$parity"
+    fi
+    : >"$parity/installing"
+    phase "project in it" parity-project install_packages "[dev]"
     phase "reference libraries" parity-packages install_reference
     (phase "llama.cpp, from source" parity-llama pip_install -r tools/parity-llama.txt) ||
       say "llama.cpp does not build here; what compares with it is left out"
-    phase "project in it" parity-project install_packages "[dev]"
+    rm -f "$parity/installing"
   ) || exit 1
   echo "$wanted" >"$parity/stamp"
 }

@@ -142,6 +142,19 @@ def test_a_failure_of_the_text_fails_one_request() -> None:
     assert text(heard[2]) == "ok"
 
 
+def test_an_error_that_is_shared_keeps_no_request_alive() -> None:
+    """The sampler caches the error of wrong parameters; raising it tied every request to it."""
+    shared = EngineError("wrong parameters")
+
+    class Wrong(ScriptedRunner):
+        def step(self, rows: list[Row], /) -> list[list[Sampled]]:
+            return [[Sampled(-1, error=shared)] for _ in super().step(rows)]
+
+    heard = drive(engine_over(Wrong(b"ok")), [packet(1)])
+    assert heard[1][-1].failure is not None
+    assert shared.__traceback__ is None
+
+
 def test_minus_infinity_is_reported_as_a_number() -> None:
     """A-b4: a masked token's -inf made the JSON invalid."""
     runner = ScriptedRunner(b"a")

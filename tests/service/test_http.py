@@ -9,6 +9,7 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+import rebar
 from rebar.service.http import routes
 from tests.service.fakes import END, START_TURN, words
 from tests.service.live import NAME, PROBE, Live, wait_for
@@ -228,3 +229,7 @@ def test_transport_without_a_socket(live: Live) -> None:
             return (await client.get("/v1/models")).status_code
 
     assert asyncio.run(get()) == 200
+
+
+def test_version_of_the_document(live: Live) -> None:
+    assert live.http.get("/openapi.json").json()["info"]["version"] == rebar.__version__

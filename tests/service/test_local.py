@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import gc
+import subprocess
+import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
 from rebar.errors import ContextLengthError, EngineError, InputError
 from rebar.service.local import Model
 from tests.service.fakes import END, ScriptedRunner, failing, hashed, scripted_tokenizer, words
-from tests.service.live import scripted_service
+from tests.service.live import scripted_service, wait_for
+
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
@@ -122,3 +128,36 @@ def test_model_without_template(runner: ScriptedRunner) -> None:
     served = type(service.model)("m", scripted_tokenizer(), None, service.model.limits)
     with Model(served, service.worker.engine) as model, pytest.raises(InputError, match="template"):
         model.chat("hi")
+
+
+def test_a_model_nobody_uses_frees_itself(runner: ScriptedRunner) -> None:
+    """The engine's thread held the model: dropped without close(), it stayed for ever."""
+    model = model_over(runner)
+    assert model.generate("go", max_tokens=1) == "The"
+    del model
+    gc.collect()
+    wait_for(lambda: runner.closed)
+
+
+ABANDONED = """
+from tests.service.fakes import ScriptedRunner
+from tests.service.test_local import model_over
+
+model = model_over(ScriptedRunner(choose=lambda s, p: 97, slow=0.05))
+stream = model.stream("go", max_tokens=100)
+print(next(stream))
+"""
+
+
+def test_a_program_may_end_in_the_middle_of_a_stream() -> None:
+    """A thread inside native code that was cut off by the interpreter's end aborted the process."""
+    done = subprocess.run(
+        [sys.executable, "-c", ABANDONED],
+        cwd=ROOT,
+        env={"PYTHONPATH": f"{ROOT / 'src'}:{ROOT}", "PATH": "/usr/bin:/bin"},
+        capture_output=True,
+        text=True,
+        timeout=20,
+        check=False,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "a\n", "")

@@ -4,18 +4,31 @@ can think of.
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule
 
-from rebar.dataflow.text import TextStream
 from rebar.errors import ContextLengthError
 from rebar.graph.sequence import Sampled, SamplingParams
 from rebar.service.generation import Generation
 from rebar.service.messages import RequestPacket
 from rebar.service.scheduler import Plan, Scheduler
-from tests.service.fakes import BLOCK, END, FakePool, scripted_tokenizer
+from tests.service.fakes import BLOCK, END, FakePool
+
+
+class NoText:
+    """Text of no interest: the scheduler counts ids."""
+
+    stopped = False
+
+    def push(self, token: int, /) -> str:
+        return ""
+
+    def finish(self) -> str:
+        return ""
 
 
 def generation(
@@ -31,7 +44,7 @@ def generation(
         end_ids=(END,),
         score_prompt=score_prompt,
     )
-    return Generation(packet, TextStream(scripted_tokenizer()))
+    return Generation(packet, NoText())
 
 
 def run(scheduler: Scheduler, plan: Plan, token: int = 97) -> list[Generation]:
@@ -91,6 +104,34 @@ def test_first_come_first_served_for_memory() -> None:
     assert [w.packet.ticket for w in scheduler.schedule().work] == [3]
 
 
+def test_choices_that_may_need_everything_run_together() -> None:
+    """Chats without max_tokens: reserving the whole context for each let two of eight run."""
+    scheduler = Scheduler(FakePool(16), max_rows=32, max_running=8)
+    chats = [generation(i, 10, 118) for i in range(8)]  # each may come to need eight blocks
+    for chat in chats:
+        scheduler.add(chat)
+    together = 0
+    while list(scheduler):
+        plan = scheduler.schedule()
+        scheduler.check_integrity()
+        together = max(together, len(plan.rows))
+        run(scheduler, plan, END if scheduler.running[0].sampled >= 4 else 97)
+    assert together == 8
+
+
+def test_who_pauses_is_not_overtaken_for_ever() -> None:
+    """Small requests that keep coming must not keep the memory from a large one that has begun."""
+    scheduler = Scheduler(FakePool(8), max_rows=32, max_running=8)
+    large = generation(0, 20, 100)
+    scheduler.add(large)
+    for ticket in range(1, 400):
+        scheduler.add(generation(ticket, 20, 12))
+        run(scheduler, scheduler.schedule())
+        if large not in list(scheduler):
+            break
+    assert large.sampled == 100
+
+
 @pytest.mark.parametrize(
     ("prompt", "max_tokens", "fits"), [(64, 1, True), (64, 2, False), (65, 1, False)]
 )
@@ -103,6 +144,52 @@ def test_what_can_never_fit_is_refused(prompt: int, max_tokens: int, fits: bool)
     else:
         with pytest.raises(ContextLengthError, match="cache holds 64"):
             scheduler.add(generation(1, prompt, max_tokens))
+
+
+def can_all_finish(scheduler: Scheduler, favoured: Generation | None = None) -> bool:
+    """The oracle of `_safe`: tries every order. `favoured` is thought to hold one block more."""
+    claims = []
+    for g in scheduler.running:
+        held = len(g.sequence.blocks) + (g is favoured)
+        claims.append((scheduler.blocks_for(g.positions) - held, held))
+    free = scheduler.pool.free_blocks - (favoured is not None)
+
+    def finishes(order: tuple[tuple[int, int], ...]) -> bool:
+        left = free
+        for missing, held in order:
+            if missing > left:
+                return False
+            left += held
+        return True
+
+    return free >= 0 and any(finishes(order) for order in itertools.permutations(claims))
+
+
+def check_pauses(scheduler: Scheduler, plan: Plan) -> None:
+    """Nobody pauses without need, and what was granted lets all finish."""
+    scheduler.check_integrity()
+    assert can_all_finish(scheduler)
+    for paused in set(scheduler.running) - set(plan.work):
+        assert not can_all_finish(scheduler, paused), "it paused without need"
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    requests=st.lists(st.tuples(st.integers(1, 20), st.integers(20, 110)), min_size=3, max_size=6),
+    blocks=st.integers(9, 14),
+)
+def test_memory_is_shared_to_the_brim_and_never_locked(
+    requests: list[tuple[int, int]], blocks: int
+) -> None:
+    """Requests that together need more than there is, each run to its end."""
+    scheduler = Scheduler(FakePool(blocks), max_rows=64, max_running=4)
+    for ticket, (prompt, max_tokens) in enumerate(requests):
+        scheduler.add(generation(ticket, prompt, max_tokens))
+    while list(scheduler):
+        plan = scheduler.schedule()
+        check_pauses(scheduler, plan)
+        assert plan.rows
+        run(scheduler, plan)
 
 
 class Accounting(RuleBasedStateMachine):
@@ -132,6 +219,7 @@ class Accounting(RuleBasedStateMachine):
         plan = self.scheduler.schedule()
         assert sum(row.count for row in plan.rows) <= 8
         assert bool(plan.rows) == bool(list(self.scheduler)), "work is waiting and nothing runs"
+        check_pauses(self.scheduler, plan)
         run(self.scheduler, plan, token)
 
     @rule(work=live)
@@ -142,6 +230,7 @@ class Accounting(RuleBasedStateMachine):
     @invariant()
     def integrity(self) -> None:
         self.scheduler.check_integrity()
+        assert can_all_finish(self.scheduler)
 
     def teardown(self) -> None:
         for _ in range(2000):
@@ -154,4 +243,4 @@ class Accounting(RuleBasedStateMachine):
 
 
 TestAccounting = Accounting.TestCase
-TestAccounting.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestAccounting.settings = settings(max_examples=100, stateful_step_count=30, deadline=None)

@@ -68,12 +68,12 @@ class InferenceEngine:
         self._count(plan, deltas, self.clock() - started)
         return [delta for delta in deltas if delta.ids or delta.prompt_scores or delta.last]
 
-    def fail_all(self, error: Exception) -> list[Delta]:
-        """Ends every open choice with `error`; the engine stands empty and ready."""
+    def fail_all(self, failure: Failure) -> list[Delta]:
+        """Ends every open choice with `failure`; the engine stands empty and ready."""
         tickets = list(self._open)
         for ticket in tickets:
             self._drop(ticket)
-        return [Delta(ticket=ticket, failure=failure_of(error)) for ticket in tickets]
+        return [Delta(ticket=ticket, failure=failure) for ticket in tickets]
 
     def stats(self) -> EngineStats:
         """Counters, with the gauges of this moment."""
@@ -116,25 +116,33 @@ class InferenceEngine:
     def _commit(self, plan: Plan, i: int, answer: Answers) -> Delta:
         generation = plan.work[i]
         ticket = generation.packet.ticket
-        try:
-            delta = generation.take(plan.rows[i], self._checked(answer))
-        except Exception as error:
-            delta = Delta(ticket=ticket, failure=failure_of(error))
-        if delta.last:
+        outcome = self._outcome(generation, plan.rows[i], answer)
+        if isinstance(outcome, Exception):
+            outcome = Delta(ticket=ticket, failure=failure_of(outcome))
+        if outcome.last:
             self._drop(ticket)
-        return delta
+        return outcome
 
-    def _checked(self, answer: Answers) -> list[Sampled]:
+    def _outcome(self, generation: Generation, row: Row, answer: Answers) -> Delta | Exception:
+        """What the row brought, or why it brought nothing.
+
+        The error of an answer is not raised: it may be shared (the sampler keeps those of wrong
+        parameters), and raising would tie this request's frames to it for as long as it lives.
+        """
         if isinstance(answer, Exception):
-            raise answer
+            return answer
         for sampled in answer:
             if sampled.error is not None:
-                raise sampled.error
+                return sampled.error
             if not 0 <= sampled.id < self.vocab_size:
-                raise EngineError(
-                    f"The model chose id {sampled.id}, which is no token of its vocabulary."
+                return EngineError(
+                    f"The model chose id {sampled.id}, which is no token of its vocabulary. "
+                    "Send the request again."
                 )
-        return answer
+        try:
+            return generation.take(row, answer)
+        except Exception as error:
+            return error
 
     def _count(self, plan: Plan, deltas: list[Delta], seconds: float) -> None:
         was = self._stats

@@ -11,6 +11,7 @@ from __future__ import annotations
 import itertools
 import queue
 import secrets
+import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -59,6 +60,34 @@ class Answer(str):
         return answer
 
 
+class Mailbox:
+    """Where deltas wait for the threads that asked.
+
+    Knows no Model, so that the engine's thread keeps none alive that nobody uses any more.
+    """
+
+    def __init__(self) -> None:
+        self._tickets = itertools.count(1)
+        self._waiting: dict[int, queue.SimpleQueue[Delta]] = {}
+
+    def open(self) -> tuple[int, queue.SimpleQueue[Delta]]:
+        """A new ticket and where its deltas will come."""
+        ticket = next(self._tickets)
+        arrived = self._waiting[ticket] = queue.SimpleQueue()
+        return ticket, arrived
+
+    def close(self, ticket: int) -> None:
+        """Nobody waits for it any more."""
+        del self._waiting[ticket]
+
+    def deliver(self, report: StepReport) -> None:
+        """Called in the engine's thread."""
+        for delta in report.deltas:
+            arrived = self._waiting.get(delta.ticket)
+            if arrived is not None:
+                arrived.put(delta)
+
+
 class Model:
     """A loaded model. Safe to use from several threads: their requests are computed together.
 
@@ -70,9 +99,9 @@ class Model:
     def __init__(self, served: ServedModel, engine: InferenceEngine) -> None:
         self.served = served
         self._validator = Validator(served)
-        self._waiting: dict[int, queue.SimpleQueue[Delta]] = {}
-        self._tickets = itertools.count(1)
-        self._worker = EngineWorker(engine, self._deliver)
+        self._mail = Mailbox()
+        self._worker = EngineWorker(engine, self._mail.deliver)
+        weakref.finalize(self, self._worker.stop)
         self._worker.start()
 
     @property
@@ -156,9 +185,7 @@ class Model:
         return (delta.text for delta in self._deltas(job.packets[0]) if delta.text)
 
     def _deltas(self, packet: RequestPacket) -> Iterator[Delta]:
-        ticket = next(self._tickets)
-        arrived: queue.SimpleQueue[Delta] = queue.SimpleQueue()
-        self._waiting[ticket] = arrived
+        ticket, arrived = self._mail.open()
         done = False
         try:
             orders = Orders(submit=[msgspec.structs.replace(packet, ticket=ticket)])
@@ -173,16 +200,9 @@ class Model:
                     )
                 yield delta
         finally:
-            del self._waiting[ticket]
+            self._mail.close(ticket)
             if not done:
                 self._worker.give(Orders(cancel=[ticket]))
-
-    def _deliver(self, report: StepReport) -> None:
-        """In the engine's thread."""
-        for delta in report.deltas:
-            arrived = self._waiting.get(delta.ticket)
-            if arrived is not None:
-                arrived.put(delta)
 
 
 def _form(form: type[B], given: Mapping[str, object]) -> B:

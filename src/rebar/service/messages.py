@@ -58,6 +58,10 @@ class Failure(msgspec.Struct, frozen=True, array_like=True, gc=False):
     code: str | None = None
 
 
+STOPPING = Failure("The server is stopping. Send the request again.", code="stopping")
+"""Not the request's fault and not the engine's."""
+
+
 class Delta(msgspec.Struct, array_like=True):
     """What one step added to one choice.
 

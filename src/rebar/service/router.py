@@ -15,7 +15,14 @@ import msgspec
 
 from rebar.errors import EngineError, OverloadedError
 from rebar.service.engine import InferenceEngine
-from rebar.service.messages import Delta, EngineStats, Failure, Orders, RequestPacket, StepReport
+from rebar.service.messages import (
+    STOPPING,
+    Delta,
+    EngineStats,
+    Orders,
+    RequestPacket,
+    StepReport,
+)
 from rebar.service.model import ServedModel
 from rebar.service.validator import Validator, model_not_found
 from rebar.service.worker import EngineWorker
@@ -140,10 +147,9 @@ class ModelService:
 
     def abandon(self) -> None:
         """Ends every open choice with an error: the server stops and will not wait longer."""
-        failure = Failure("The server is stopping. Send the request again.", code="stopping")
         tickets = list(self._streams)
         for ticket in tickets:
-            self._streams[ticket].put(Delta(ticket=ticket, failure=failure))
+            self._streams[ticket].put(Delta(ticket=ticket, failure=STOPPING))
         self._cancel(tickets)
 
     def _report(self, report: StepReport) -> None:

@@ -1,9 +1,13 @@
-"""Which slices of which choices make up the next step. Pure: no I/O, no clock of its own.
+"""Which slices of which choices make up the next step. Pure: no I/O, no clock.
 
 There is no prefill and no decode phase: a sequence is `computed` chasing `total`, and a row covers
-the next positions of it. Admission is first come, first served, and only when the whole choice can
-finish: the KV blocks of prompt and answer are taken at admission and given back at the end, so a
-running choice never waits for memory.
+its next positions. Admission is first come, first served.
+
+KV blocks are handed out as sequences grow, and only while everybody admitted can still finish
+(Dijkstra's banker's algorithm, EWD 623, for one kind of resource): a choice that might need its
+whole context does not keep the others out, and no choice ever has to give blocks back. A choice
+that cannot be given a block pauses; while one pauses, nobody is admitted, so it is not overtaken
+for ever.
 """
 
 from __future__ import annotations
@@ -29,8 +33,8 @@ class Plan:
 class Scheduler:
     """Continuous batching over rows.
 
-    pool: KV blocks. max_rows: positions computed in one step. max_running: choices in one step (at
-    most max_rows).
+    pool: KV blocks. max_rows: positions computed in one step. max_running: choices admitted at a
+    time (at most max_rows, so that each can advance in every step).
     """
 
     def __init__(self, pool: BlockPool, *, max_rows: int, max_running: int) -> None:
@@ -39,15 +43,15 @@ class Scheduler:
         self.max_running = min(max_running, max_rows)
         self.waiting: deque[Generation] = deque()
         self.running: list[Generation] = []
+        self._paused = False
 
     def blocks_for(self, positions: int) -> int:
         """Blocks that hold `positions`."""
         return -(-positions // self.pool.block_size)
 
     def add(self, generation: Generation) -> None:
-        """Queues a choice. Raises ContextLengthError when it could never be admitted."""
-        needed = self.blocks_for(generation.positions)
-        if needed > self.pool.total_blocks:
+        """Queues a choice. Raises ContextLengthError when it could never finish."""
+        if self.blocks_for(generation.positions) > self.pool.total_blocks:
             capacity = self.pool.total_blocks * self.pool.block_size
             raise ContextLengthError(
                 f"This needs {generation.positions} KV positions and the cache holds {capacity}. "
@@ -57,23 +61,23 @@ class Scheduler:
         self.waiting.append(generation)
 
     def schedule(self) -> Plan:
-        """Admits who can finish, then gives every running choice one position and the rest in order
-        of arrival.
-        """
-        self._admit()
-        plan = Plan()
+        """Admits, then gives every running choice one position and the rest in order of arrival."""
+        if not self._paused:
+            self._admit()
+        plan, self._paused = Plan(), False
         spare = self.max_rows - len(self.running)
         for generation in self.running:
-            extra = min(generation.remaining - 1, spare)
-            spare -= extra
-            plan.work.append(generation)
-            plan.rows.append(generation.row(1 + extra))
+            count = self._covered(generation, 1 + min(generation.remaining - 1, spare))
+            if count:
+                spare -= count - 1
+                plan.work.append(generation)
+                plan.rows.append(generation.row(count))
+            else:
+                self._paused = True
         return plan
 
     def remove(self, generation: Generation) -> None:
-        """Takes a choice out, finished or not, and gives its blocks back. Harmless when it is not
-        here.
-        """
+        """Takes a choice out and gives its blocks back. Harmless when it is not here."""
         if generation in self.running:
             self.running.remove(generation)
             blocks, generation.sequence.blocks = generation.sequence.blocks, []
@@ -87,23 +91,56 @@ class Scheduler:
         yield from self.waiting
 
     def _admit(self) -> None:
+        """Lets in who comes next, while there is memory for the whole prompt."""
         while self.waiting and len(self.running) < self.max_running:
-            needed = self.blocks_for(self.waiting[0].positions)
-            if needed > self.pool.free_blocks:
-                return
-            generation = self.waiting.popleft()
-            generation.sequence.blocks = self.pool.allocate(needed)
+            generation = self.waiting[0]
             self.running.append(generation)
+            if not self._grant(generation, self.blocks_for(generation.sequence.total)):
+                self.running.pop()
+                return
+            self.waiting.popleft()
+
+    def _covered(self, generation: Generation, count: int) -> int:
+        """How many of the next `count` positions have blocks, after taking what may be taken."""
+        sequence = generation.sequence
+        missing = self.blocks_for(sequence.computed + count) - len(sequence.blocks)
+        if missing <= 0 or self._grant(generation, missing):
+            return count
+        return min(count, len(sequence.blocks) * self.pool.block_size - sequence.computed)
+
+    def _grant(self, generation: Generation, blocks: int) -> bool:
+        """Hands out `blocks` if all that run can finish afterwards."""
+        if blocks > self.pool.free_blocks or not self._safe(generation, blocks):
+            return False
+        generation.sequence.blocks += self.pool.allocate(blocks)
+        return True
+
+    def _safe(self, generation: Generation | None = None, blocks: int = 0) -> bool:
+        """Whether all can finish one after another, had `generation` that many blocks more.
+
+        The one that misses least goes first and leaves what it held to the others.
+        """
+        free = self.pool.free_blocks - blocks
+        claims = []
+        for other in self.running:
+            held = len(other.sequence.blocks) + (blocks if other is generation else 0)
+            claims.append((self.blocks_for(other.positions) - held, held))
+        for missing, held in sorted(claims):
+            if missing > free:
+                return False
+            free += held
+        return True
 
     def check_integrity(self) -> None:
-        """Asserts that every block has exactly one owner and every sequence the blocks it needs."""
+        """Asserts that every block has one owner, and that all that run can finish."""
         held = [block for g in self.running for block in g.sequence.blocks]
         assert len(held) == len(set(held)), "a block has two owners"
         assert len(held) + self.pool.free_blocks == self.pool.total_blocks, "a block is lost"
         assert all(not g.sequence.blocks for g in self.waiting), "a waiting choice holds blocks"
         assert len(self.running) <= self.max_running, "more run than may"
+        assert self._safe(), "not all that run can finish"
         for g in self.running:
-            assert len(g.sequence.blocks) == self.blocks_for(g.positions), "wrong number of blocks"
-            assert 0 <= g.sequence.computed < g.sequence.total, (
-                "a running choice has nothing to compute"
-            )
+            count = len(g.sequence.blocks)
+            assert count <= self.blocks_for(g.positions), "more blocks than it will ever need"
+            assert g.sequence.computed <= count * self.pool.block_size, "computed without memory"
+            assert 0 <= g.sequence.computed < g.sequence.total, "it runs with nothing to compute"

@@ -166,11 +166,7 @@ class Validator:
         *,
         default: int,
     ) -> Job:
-        n = 1 if body.n is None else body.n
-        most = min(MAX_CHOICES, self.model.limits.max_open)
-        check_range("n", n, 1, most)
-        if n * len(prompts) > most:
-            raise InputError(f"More than {most} choices in one request.", param="prompt")
+        n = self._choices(body, len(prompts))
         stream = bool(body.stream)
         if body.stream_options is not None and not stream:
             raise InputError("`stream_options` needs `stream`: true.", param="stream_options")
@@ -194,6 +190,15 @@ class Validator:
         ]
         usage = bool(body.stream_options and body.stream_options.include_usage)
         return Job(self.model.name, packets, stream, usage, scores is not None, n)
+
+    def _choices(self, body: SamplingBody, prompts: int) -> int:
+        """Choices of each prompt. More than can ever be held at once is the caller's error."""
+        n = 1 if body.n is None else body.n
+        most = min(MAX_CHOICES, self.model.limits.max_open)
+        check_range("n", n, 1, most)
+        if n * prompts > most:
+            raise InputError(f"More than {most} choices in one request.", param="prompt")
+        return n
 
     def _budget(self, prompt_tokens: int, asked: int | None, default: int) -> int:
         limits = self.model.limits

@@ -6,13 +6,13 @@ A process border goes here later: `give` becomes a socket write, `report` a sock
 
 from __future__ import annotations
 
+import atexit
 import logging
 import threading
 from collections.abc import Callable
 
-from rebar.errors import EngineError
-from rebar.service.engine import InferenceEngine
-from rebar.service.messages import Delta, Orders, StepReport
+from rebar.service.engine import InferenceEngine, failure_of
+from rebar.service.messages import STOPPING, Delta, Orders, StepReport
 
 log = logging.getLogger("rebar.service.engine")
 
@@ -35,7 +35,10 @@ class EngineWorker:
         self._thread = threading.Thread(target=self._main, name="rebar-engine", daemon=True)
 
     def start(self) -> None:
-        """Starts the thread."""
+        """Starts the thread. It ends before the interpreter does: a thread inside native code must
+        not be cut off.
+        """
+        atexit.register(self.stop)
         self._thread.start()
 
     def give(self, orders: Orders) -> bool:
@@ -56,7 +59,9 @@ class EngineWorker:
         with self._wake:
             self._stopping = True
             self._wake.notify()
-        if self._thread.is_alive():
+        atexit.unregister(self.stop)
+        # The garbage collector may let go of a model in any thread, this one included.
+        if self._thread.is_alive() and threading.current_thread() is not self._thread:
             self._thread.join(timeout)
         return not self._thread.is_alive()
 
@@ -73,9 +78,7 @@ class EngineWorker:
             self._report(StepReport(stats=engine.stats(), deltas=deltas))
         with self._wake:
             self._ended = True
-        deltas = engine.obey(self._orders) + engine.fail_all(
-            EngineError("The server is stopping. Send the request again later.")
-        )
+        deltas = engine.obey(self._orders) + engine.fail_all(STOPPING)
         self._report(StepReport(stats=engine.stats(), deltas=deltas))
         engine.close()
 
@@ -84,10 +87,8 @@ class EngineWorker:
         try:
             return engine.obey(orders) + engine.step()
         except Exception as error:
-            log.exception(
-                "a step could not be planned or committed; its requests fail, the engine goes on"
-            )
-            return engine.fail_all(error)
+            log.error("a step could not be planned or committed; the engine goes on without it")
+            return engine.fail_all(failure_of(error))
 
     def _take(self, *, wait: bool) -> Orders:
         with self._wake:

@@ -30,7 +30,7 @@ def pool_bytes(model: ModelFile) -> int:
     for t in model.tensors.values():
         if len(t.shape) == 2 and not t.packed:
             total += aligned(packed_nbytes(t.type, *t.shape))
-        if len(t.shape) == 1 and (not t.packed or t.name.endswith(".bias")):
+        if len(t.shape) == 1 and (not mappable(t) or t.name.endswith(".bias")):
             total += aligned(t.shape[0] * 4)
     return total
 
@@ -123,7 +123,7 @@ class Binder:
         """A float32 vector, mapped where it can be."""
         stored = self.stored(name)
         tensor = Tensor(name, stored.shape)
-        if stored.packed:
+        if mappable(stored):
             self.operands[tensor] = Vector(stored.data.view(np.float32))
         else:
             self.operands[tensor] = self._copy(name, [floats(stored)])
@@ -170,6 +170,11 @@ def span(group: Sequence[StoredTensor]) -> NDArray[np.uint8]:
     """One view over adjacent bytes."""
     total = sum(t.data.nbytes for t in group)
     return np.lib.stride_tricks.as_strided(group[0].data, (total,), (1,), writeable=False)
+
+
+def mappable(stored: StoredTensor) -> bool:
+    """Whether a vector can be read where it lies in the file."""
+    return stored.type == "F32" and stored.data.ctypes.data % 4 == 0
 
 
 def floats(stored: StoredTensor) -> NDArray[np.float32]:

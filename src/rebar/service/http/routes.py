@@ -86,37 +86,53 @@ class Routes:
         self, request: Request, form: type[ChatBody] | type[CompletionBody], dialect: Dialect
     ) -> Response:
         record = record_of(request.scope)
+        service, job = await self._validated(request, form)
+        record.notes.update(prompt_tokens=job.prompt_tokens, n=job.n)
+        choices, stream = Choices(job), service.submit(job.packets)
+        answer: Response | None = None
+        try:
+            answer = await self._answer(request, service, dialect, choices, stream)
+            return answer
+        finally:
+            if not isinstance(answer, EventStream):  # which lets go by itself, at its end
+                stream.close()
+                record.notes["completion_tokens"] = choices.completion_tokens
+
+    async def _validated(
+        self, request: Request, form: type[ChatBody] | type[CompletionBody]
+    ) -> tuple[ModelService, Job]:
         raw = await read_body(request)
+        caller = record_of(request.scope).caller
 
         def validate() -> tuple[ModelService, Job]:
             body = decode_body(raw, form)
             service = self._router.route(body.model)
             if isinstance(body, ChatBody):
-                return service, service.validator.chat(body, record.caller)
-            return service, service.validator.completion(body, record.caller)
+                return service, service.validator.chat(body, caller)
+            return service, service.validator.completion(body, caller)
 
-        service, job = await self._off_loop(len(raw), validate)
-        choices = Choices(job)
-        record.notes.update(prompt_tokens=job.prompt_tokens, n=job.n)
-        stream = service.submit(job.packets)
-        handed_over = False
-        try:
-            first = await until_disconnect(request.receive, self._first(choices, stream))
-            self._metrics.first_token(job.model, time.monotonic() - record.started)
-            prefix = "chatcmpl-" if dialect is CHAT else "cmpl-"
-            heading = Heading(prefix + secrets.token_hex(12), int(time.time()), job.model)
-            tokenizer = service.model.tokenizer
-            if job.stream:
-                handed_over = True
-                writer = EventWriter(dialect, heading, tokenizer, choices)
-                return EventStream(writer, choices, stream, first)
-            pieces = await until_disconnect(request.receive, collect(choices, stream, first))
-            write = chat_answer if dialect is CHAT else completion_answer
-            return _json_response(write(heading, tokenizer, choices, pieces))
-        finally:
-            if not handed_over:
-                stream.close()
-                record.notes["completion_tokens"] = choices.completion_tokens
+        return await self._off_loop(len(raw), validate)
+
+    async def _answer(
+        self,
+        request: Request,
+        service: ModelService,
+        dialect: Dialect,
+        choices: Choices,
+        stream: RequestStream,
+    ) -> Response:
+        job, tokenizer = choices.job, service.model.tokenizer
+        first = await until_disconnect(request.receive, self._first(choices, stream))
+        waited = time.monotonic() - record_of(request.scope).started
+        self._metrics.first_token(job.model, waited)
+        prefix = "chatcmpl-" if dialect is CHAT else "cmpl-"
+        heading = Heading(prefix + secrets.token_hex(12), int(time.time()), job.model)
+        if job.stream:
+            writer = EventWriter(dialect, heading, tokenizer, choices)
+            return EventStream(writer, choices, stream, first)
+        pieces = await until_disconnect(request.receive, collect(choices, stream, first))
+        write = chat_answer if dialect is CHAT else completion_answer
+        return _json_response(write(heading, tokenizer, choices, pieces))
 
     async def _first(self, choices: Choices, stream: RequestStream) -> Pieces:
         """Waits for the first thing to show: until then a failure can still have a status of its
