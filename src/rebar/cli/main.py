@@ -30,14 +30,8 @@ VERBS = (
 )
 
 
-LISTING = ([], ["--help"], ["-h"])
-"""First words that list the verbs."""
-
-
-def build_app(*, listed: bool = False) -> App:
-    """The command tree. A verb's file is read when it is called, or when all are `listed` with a
-    line each; what it needs is imported after.
-    """
+def build_app() -> App:
+    """The command tree. A verb's file is read when it is called or listed, what it needs after."""
     app = App(
         name="rebar",
         help="An LLM engine for Python people: exact, fast, lossless, self-explaining.\n\n"
@@ -51,9 +45,7 @@ def build_app(*, listed: bool = False) -> App:
         print_error=False,
     )
     for verb in VERBS:
-        app.command(f"rebar.cli.{verb}:{verb}", name=verb, sort_key=VERBS.index(verb))
-        if listed:
-            _ = app[verb]
+        app.command(f"rebar.cli.{verb}:{verb}", name=verb)
     app.meta.default(_launcher(app))
     return app
 
@@ -98,8 +90,7 @@ def report(error: BaseException) -> int:
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line and returns its exit code."""
     try:
-        tokens = list(sys.argv[1:] if argv is None else argv)
-        result = build_app(listed=tokens[:1] in LISTING).meta(tokens)
+        result = build_app().meta(list(sys.argv[1:] if argv is None else argv))
     except KeyboardInterrupt:
         sys.stderr.write("\n")
         return 130
