@@ -34,8 +34,8 @@ def commands(peers: Path, model: Path, threads: int) -> dict[str, list[str]]:
     """The engines that can be run here, ours first."""
     found = {"rebar": [sys.executable, "-c", OURS, str(model), str(threads)]}
     for engine, venv, script in (
-        ("llama.cpp", "llama", "llama_cpp.py"),
-        ("openvino", "ov", "openvino.py"),
+        ("llama.cpp", "llama", "peer_llama_cpp.py"),
+        ("openvino", "ov", "peer_openvino.py"),
     ):
         python = peers / venv / "bin" / "python"
         if python.exists():

@@ -11,6 +11,8 @@ void bind_text(nb::module_& m);      // native/text/bind_text.cpp: tokenizers, s
 void bind_sampling(nb::module_& m);  // native/sampling/bind_sampling.cpp: logits -> id
 
 NB_MODULE(_native, m) {
+  // At the interpreter's end a module or daemon thread may still hold a model: no leak, and nothing a user could do about.
+  nb::set_leak_warnings(false);
   m.attr("ABI_VERSION") = RB_ABI_VERSION;
   bind_hal(m);
   bind_weights(m);

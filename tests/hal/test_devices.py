@@ -66,8 +66,13 @@ def test_an_unknown_back_end_names_those_that_exist() -> None:
         DeviceManager("tpu")
     with pytest.raises(DeviceError, match=r"instruction set 'mmx' is not available here"):
         DeviceManager("cpu", isa="mmx")
+
+
+@pytest.mark.parametrize("threads", [0, -1, 300])
+def test_thread_counts_that_make_no_sense_are_refused(threads: int) -> None:
+    """`--threads 0` once meant "all cores", as if nothing had been said."""
     with pytest.raises(DeviceError, match="1 to 256 threads"):
-        DeviceManager("cpu", threads=300)
+        DeviceManager("cpu", threads=threads)
 
 
 def test_control_groups_bound_memory_and_cores(tmp_path: Path) -> None:

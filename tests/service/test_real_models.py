@@ -21,6 +21,7 @@ import msgspec
 import openai
 import pytest
 
+from rebar.errors import CorruptFileError
 from rebar.graph import RunnerOptions
 from rebar.graph.weights import open_model
 from rebar.service.loading import load_model
@@ -91,6 +92,13 @@ def test_neighbours_chunks_and_threads_change_no_bit(tiny_path: Path) -> None:
         random.Random(max_rows).shuffle(asked)
         assert answers(model, asked) == alone
         model.engine.close()
+
+
+def test_a_tokenizer_larger_than_its_embedding_is_refused(tmp_path: Path) -> None:
+    """An id without a row would be read from beyond the embedding."""
+    file = open_model(tiny_gguf(tmp_path))
+    with pytest.raises(CorruptFileError, match="rows"):
+        load_model(replace(file, config=replace(file.config, vocab_size=300)), SMALL, name="m")
 
 
 @pytest.fixture(scope="module")

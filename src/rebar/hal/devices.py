@@ -46,7 +46,7 @@ class DeviceManager:
         isa: str | None = None,
     ) -> None:
         self.machine: Machine = read_machine()
-        self.threads = threads or self.machine.cores
+        self.threads = self.machine.cores if threads is None else threads
         self.backend = open_backend(device, self.threads, isa)
         self.budget = (
             int(self.machine.memory_available * DEFAULT_SHARE) if memory is None else memory

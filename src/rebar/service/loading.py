@@ -6,6 +6,7 @@ import time
 from functools import partial
 
 from rebar.dataflow.text import ChatTemplate, TextStream, Tokenizer
+from rebar.errors import CorruptFileError
 from rebar.graph import ModelFile, RunnerOptions, load_runner
 from rebar.graph.sequence import Row, SamplingParams, Sequence
 from rebar.graph.weights.source import Progress
@@ -34,6 +35,11 @@ def load_model(
     DeviceError.
     """
     tokenizer = Tokenizer.of(file)
+    if tokenizer.vocab_size > file.config.vocab_size:
+        raise CorruptFileError(
+            f"{file.path}: {tokenizer.vocab_size} tokens for an embedding of "
+            f"{file.config.vocab_size} rows. Convert the model again from its source."
+        )
     template = ChatTemplate(file.chat_template, tokenizer) if file.chat_template else None
     # Rows that only pad the embedding have no text: they are never sampled.
     runner = load_runner(file, options, vocab_size=tokenizer.vocab_size, progress=progress)

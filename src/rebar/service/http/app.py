@@ -10,14 +10,37 @@ from fastapi import FastAPI, Request, Response
 from starlette.exceptions import HTTPException
 
 from rebar.errors import RebarError
+from rebar.service.body import MAX_DEPTH
 from rebar.service.http.errors import HttpError, error_response
 from rebar.service.http.metrics import ServiceMetrics
 from rebar.service.http.middleware import RequestMiddleware
 from rebar.service.http.openapi import component_schemas
+from rebar.service.http.reading import MAX_BODY_BYTES
 from rebar.service.http.routes import Routes, api_router
 from rebar.service.router import ServiceRouter
+from rebar.service.validator import DEFAULT_COMPLETION_TOKENS, GREEDY_BELOW
 
 VERSION = "0.1.0"
+DESCRIPTION = f"""
+An exact language model server. The bits of an answer depend on the model, the prompt, the
+parameters and the seed, and on nothing else.
+
+**Limits.** A body may have {MAX_BODY_BYTES // 2**20} MiB, uncompressed, and JSON nested
+{MAX_DEPTH} deep. Text must be UTF-8 without lone surrogates, numbers finite. An unknown
+parameter is refused, not ignored.
+
+**Rules.** `max_tokens` beyond the context is lowered to what is left; a prompt that leaves no room
+is refused, never cut. Absent, it means all that is left in chat and {DEFAULT_COMPLETION_TOKENS}
+in plain completions. `completion_tokens` counts every sampled id, the end token included.
+Temperatures up to {GREEDY_BELOW} are greedy. Without a `seed` one is drawn. Choice i of `n` has a
+seed of its own, made of the request's. In chat, control tokens in the text of a message are plain
+text; in `/v1/completions` and `/tokenize` they are control tokens. Text parts of a message are
+joined by a line end.
+
+**Errors** are `{{"error": {{"message", "type", "param", "code"}}}}`. A failure after a stream began
+is one such event; then the stream ends without `[DONE]`. A client that closes its side of the
+connection, even only for writing, has left: its work ends.
+"""
 
 
 class RebarApp(FastAPI):
@@ -46,7 +69,13 @@ def create_app(router: ServiceRouter) -> FastAPI:
         await router.stop()
         routes.close()
 
-    app = RebarApp(title="Rebar", version=VERSION, lifespan=lifespan, redirect_slashes=False)
+    app = RebarApp(
+        title="Rebar",
+        version=VERSION,
+        description=DESCRIPTION,
+        lifespan=lifespan,
+        redirect_slashes=False,
+    )
     app.include_router(api_router(routes))
     app.add_exception_handler(RebarError, _answer_error)
     app.add_exception_handler(HTTPException, _answer_http_exception)

@@ -1,4 +1,4 @@
-"""OpenVINO GenAI, prompt and decode: python openvino.py MODEL.gguf.
+"""OpenVINO GenAI, prompt and decode: python peer_openvino.py MODEL.gguf.
 
 Runs in an environment that has openvino-genai. Every prompt differs, since its prefix cache is on
 by default; it has no interface for a batch of given ids, so decode8 is left out. Prints one line of

@@ -1,4 +1,4 @@
-"""llama.cpp, the same work as rebar.insight.bench: python llama_cpp.py MODEL.gguf [THREADS].
+"""llama.cpp, the same work as rebar.insight.bench: python peer_llama_cpp.py MODEL.gguf [THREADS].
 
 Runs in an environment that has llama-cpp-python and NumPy. Prints one line of JSON.
 """
