@@ -212,3 +212,26 @@ def test_progress_counts_layers(tmp_path: Path) -> None:
     seen: list[tuple[str, int, int]] = []
     load_runner(open_tiny(tmp_path), SMALL, progress=lambda *a: seen.append(a))
     assert seen == [("weights", 0, 2), ("weights", 1, 2), ("weights", 2, 2)]
+
+
+def test_free_bytes_follow_the_blocks(tmp_path: Path) -> None:
+    """What hal_free_memory_bytes says: the budget less what is held, to the byte of a block."""
+    runner = load_runner(open_tiny(tmp_path), SMALL)
+    at_rest = runner.free_bytes
+    assert 0 < at_rest <= SMALL.memory  # type: ignore[operator]
+    blocks = runner.kv.allocate(3)
+    assert at_rest - runner.free_bytes == 3 * runner.kv.block_bytes
+    runner.kv.release(blocks)
+    assert runner.free_bytes == at_rest
+    assert runner.node_count == len(runner.graph.order)
+
+
+def test_the_specification_takes_a_step_that_wants_nothing(tmp_path: Path) -> None:
+    """A chunk in the middle of a prompt wants no logits: the reference could not shape 0 rows."""
+    model = open_tiny(tmp_path, "llama", "Q8_0")
+    runner = load_runner(model, RunnerOptions(device="ref", memory=64 << 20, max_rows=48))
+    s = sequence(runner, IDS)
+    assert runner.step([Row(s, 0, 20, range(0))]) == [[]]
+    (answer,) = runner.step([Row(s, 20, 20, range(39, 40))])[0]
+    whole = runner.step([Row(s, 0, 40, range(39, 40))])[0][0]
+    assert answer == whole

@@ -85,6 +85,8 @@ class ScriptedRunner:
         self.max_rows = max_rows
         self.slow = slow
         self.choose = choose
+        self.free_bytes = 1 << 20
+        self.node_count = 3
         self.before: Callable[[list[Row]], None] | None = None
         self.logprob = -0.5
         self.steps: list[list[tuple[int, int]]] = []

@@ -185,6 +185,8 @@ def test_metrics_count_what_happened(live: Live) -> None:
     assert grew("sg_first_token_seconds_count", model=NAME) == 1
     assert after[f"sg_running[('model', '{NAME}')]"] == 0
     assert after[f"hal_kv_blocks_free[('model', '{NAME}')]"] == 64
+    assert after[f"hal_free_memory_bytes[('model', '{NAME}')]"] == live.runner.free_bytes
+    assert after[f"cge_node_count[('model', '{NAME}')]"] == live.runner.node_count
 
 
 def test_openapi_document_is_complete(live: Live) -> None:

@@ -29,6 +29,7 @@ class PagedKVCache:
 
     def __init__(self, pool: Pool, layers: int, kv_heads: int, head_dim: int, blocks: int) -> None:
         self.total_blocks = blocks
+        self.block_bytes = block_bytes(layers, kv_heads, head_dim)
         half = blocks * kv_heads * head_dim * BLOCK_POSITIONS * F16
         keys = [pool.allocate(half, f"keys of layer {i}") for i in range(layers)]
         values = [pool.allocate(half, f"values of layer {i}") for i in range(layers)]

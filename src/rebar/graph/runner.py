@@ -53,6 +53,7 @@ class Runner:
         self._head = self._compiled.first_launch[decoder.head_begin]
         self._logits = values.rows(decoder.logits).data
         self._sampler = Sampler(vocab_size)
+        self._unused = device.stats().free  # pools are cut once; only KV blocks come and go
         stride = -(-plan.max_context // BLOCK_POSITIONS)
         self._step = Step(limits.rows, limits.logit_rows, limits.sequences, stride)
 
@@ -140,6 +141,16 @@ class Runner:
         )
         program = self._compiled.program
         return [(program.name(i), ns) for i, ns in enumerate(program.run_timed(self._step))]
+
+    @property
+    def free_bytes(self) -> int:
+        """Bytes of the device's budget that nothing holds, free KV blocks included."""
+        return self._unused + self.kv.free_blocks * self.kv.block_bytes
+
+    @property
+    def node_count(self) -> int:
+        """Nodes of the graph as it runs."""
+        return len(self.graph.order)
 
     @property
     def launches(self) -> int:

@@ -93,7 +93,8 @@ class RefProgram:
     def run(self, step: Step, begin: int = 0, end: int | None = None) -> None:
         """Interprets the launches."""
         for launch in self._launches[begin:end]:
-            self._run(launch, step)
+            if rows(step, _domain(launch)):
+                self._run(launch, step)
 
     def run_timed(self, step: Step) -> list[int]:
         """All launches, nanoseconds of each."""
@@ -210,6 +211,12 @@ class RefProgram:
 def rows(step: Step, domain: la.Domain) -> int:
     """Rows that a launch covers in this step."""
     return step.rows if domain is la.Domain.ROWS else step.logit_rows
+
+
+def _domain(launch: la.Launch) -> la.Domain:
+    if isinstance(launch, la.Select):
+        return la.Domain.LOGIT_ROWS
+    return getattr(launch, "domain", la.Domain.ROWS)
 
 
 def unpack_rows(weights: F64, step: Step) -> F64:

@@ -84,6 +84,8 @@ class InferenceEngine:
             waiting=len(scheduler.waiting),
             free_blocks=pool.free_blocks,
             total_blocks=pool.total_blocks,
+            free_bytes=self.runner.free_bytes,
+            nodes=self.runner.node_count,
         )
 
     def close(self) -> None:

@@ -48,6 +48,14 @@ class StepRunner(Protocol):
     def kv(self) -> BlockPool:
         """Where keys and values of sequences are kept."""
 
+    @property
+    def free_bytes(self) -> int:
+        """Bytes of the memory budget that nothing holds now, free KV blocks included."""
+
+    @property
+    def node_count(self) -> int:
+        """Nodes of the model's graph as it runs."""
+
     def step(self, rows: list[Row], /) -> list[list[Sampled]]:
         """Per row, one answer per wanted position.
 

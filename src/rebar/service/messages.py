@@ -105,6 +105,8 @@ class EngineStats(msgspec.Struct, frozen=True, array_like=True, gc=False):
     waiting: int = 0
     free_blocks: int = 0
     total_blocks: int = 0
+    free_bytes: int = 0
+    nodes: int = 0
 
 
 class StepReport(msgspec.Struct, array_like=True):

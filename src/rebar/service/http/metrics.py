@@ -101,6 +101,8 @@ class ServiceMetrics(Collector):
             ("sg_running", "Choices being computed", "running"),
             ("sg_waiting", "Choices waiting for memory or a place", "waiting"),
             ("dfp_batch_size_current", "Positions in the latest step", "rows"),
+            ("hal_free_memory_bytes", "Bytes of the budget that nothing holds", "free_bytes"),
+            ("cge_node_count", "Nodes of the model's graph as it runs", "nodes"),
             ("hal_kv_blocks_free", "Free blocks of the KV cache", "free_blocks"),
             ("hal_kv_blocks", "Blocks of the KV cache", "total_blocks"),
         ):
