@@ -59,7 +59,7 @@ typedef struct rb_matrix {
 } rb_matrix;
 
 // Quantized activations: one row of k inputs (k % 32 == 0) is
-//   int8 q[k]; f32 d[k/32]; int32 sum[k/16]   with d = max|x| / 127 of 32 inputs, q = round_to_nearest_even(x * (1/d)),
+//   int8 q[k]; f32 d[k/16]; int32 sum[k/16]   with d = max|x| / 127 of 16 inputs, q = round_to_nearest_even(x * (1/d)),
 // sum = sum of q over 16 inputs. d = 0, q = 0 where 1/d is not finite; d = NaN, q = 0 where an input is not finite.
 // The row stride is rb_quantized_stride(k) bytes, a multiple of 64.
 size_t rb_quantized_stride(int32_t k);
@@ -130,8 +130,10 @@ typedef struct {
 } rb_quantize;
 
 // y[r,j] = sum_k x[r,k] w[j,k] (+ bias[j]) (+ residual[r,j]).  Block formats read xq, float formats read x.
-// Each y is summed over ascending k by one chain: block formats add fma(float(dot - offset*sum), dw*dx, acc) and then, with
-// a minimum, fma(m, dx*float(sum), acc) per group (per 16 inputs for Q6_K); float formats fma(x, w, acc) per input.
+// Each y is summed over ascending k by one chain. Block formats, per group of 32 inputs with halves 0 and 1 (scales dx0, dx1;
+// integer dots D = float(dot - offset*sum), exact): acc = fma(fma(D1, dx1, D0*dx0), dw, acc), then with a minimum
+// acc = fma(m, dx0*sum0 + dx1*sum1, acc); Q6_K, whose weights have a scale a half: fma(D0, dw0*dx0, acc), then half 1.
+// Float formats: fma(x, w, acc) per input.
 // y may be a column slice of a wider buffer (y_stride > n); residual may alias y.
 typedef struct {
   rb_matrix w;

@@ -27,8 +27,9 @@ struct Traits {
                                 : Type == RB_Q5_0 ? 16
                                 : Type == RB_Q6_K ? 32
                                                   : 0;
-  // Panel bytes of a row's group: 32 quants, scale, one or two words of offset or minimum.
-  static constexpr int panel_bytes = 32 + 4 + (halves ? 8 : 4);
+  // Panel bytes of a row's group: 32 quants, two scales, and the minimum's factor or two offsets.
+  static constexpr int extras = minimum ? 1 : 2;
+  static constexpr int panel_bytes = 32 + 8 + 4 * extras;
 };
 
 template <int Type>
@@ -76,17 +77,19 @@ RB_INLINE void load_scales(const uint8_t* block, const uint8_t* group, Group& ou
   }
 }
 
-// One row's part of a group: acc + float(dot - offset sum) (dw dx), then + m (dx sum).
+// One row's part of a group; low and high are the exact dots of inputs 0..15 and 16..31, offsets taken off:
+// acc + dw (low dx0 + high dx1), then + m (dx0 sum0 + dx1 sum1). Q6_K: acc + low (dw0 dx0), then + high (dw1 dx1).
 template <int Type>
-RB_INLINE F add_group(F acc, const Group& w, const int8_t* q, float dx, const int32_t* extra) {
+RB_INLINE F add_group(F acc, const Group& w, const int8_t* q, const float* dx, const int32_t* extra) {
   using T = Traits<Type>;
+  const bool offset = T::offset != 0;
+  const F low = to_float(dot<4, T::max_q>(set1(offset ? extra[0] : int32_t{0}), w.w, q));
+  const F high = to_float(dot<4, T::max_q>(set1(offset ? extra[1] : int32_t{0}), w.w + 4, q + 16));
   if constexpr (T::halves) {
-    const I low = dot<4, T::max_q>(set1(extra[0]), w.w, q), high = dot<4, T::max_q>(set1(extra[1]), w.w + 4, q + 16);
-    acc = fma(to_float(low), mul(w.d[0], set1(dx)), acc);
-    return fma(to_float(high), mul(w.d[1], set1(dx)), acc);
+    acc = fma(low, mul(w.d[0], set1(dx[0])), acc);
+    return fma(high, mul(w.d[1], set1(dx[1])), acc);
   }
-  const I sum = dot<8, T::max_q>(set1(T::offset != 0 ? extra[0] : int32_t{0}), w.w, q);
-  acc = fma(to_float(sum), mul(w.d[0], set1(dx)), acc);
+  acc = fma(fma(high, set1(dx[1]), mul(low, set1(dx[0]))), w.d[0], acc);
   if constexpr (T::minimum) {
     float factor;
     memcpy(&factor, extra, 4);
@@ -98,7 +101,7 @@ RB_INLINE F add_group(F acc, const Group& w, const int8_t* q, float dx, const in
 template <int Type, int R>
 RB_INLINE void block_products(const uint8_t* tile, const uint8_t* panel, int k, F* acc) {
   using T = Traits<Type>;
-  constexpr int per_block = kFormats[Type].block / 32, extras = T::halves ? 2 : 1;
+  constexpr int per_block = kFormats[Type].block / 32;
   for (int in_block = 0, left = k / 32; left > 0; --left) {
     Group w;
     const uint8_t* group = tile + T::shape.first_group + in_block * T::shape.group_bytes;
@@ -106,8 +109,10 @@ RB_INLINE void block_products(const uint8_t* tile, const uint8_t* panel, int k, 
     load_scales<Type>(tile, group, w);
     const int8_t* q = reinterpret_cast<const int8_t*>(panel);
     const float* dx = reinterpret_cast<const float*>(panel + 32 * R);
-    const int32_t* extra = reinterpret_cast<const int32_t*>(panel + 36 * R);
-    RB_UNROLL for (int r = 0; r < R; ++r) acc[r] = add_group<Type>(acc[r], w, q + 32 * r, dx[r], extra + extras * r);
+    const int32_t* extra = reinterpret_cast<const int32_t*>(panel + 40 * R);
+    RB_UNROLL for (int r = 0; r < R; ++r) {
+      acc[r] = add_group<Type>(acc[r], w, q + 32 * r, dx + 2 * r, extra + T::extras * r);
+    }
     panel += T::panel_bytes * R;
     if (++in_block == per_block) {
       in_block = 0;
@@ -167,7 +172,7 @@ struct Panels {  // tile_rows for 1..kPanelRows rows
   }
 };
 
-// Panels of rows row..row+count-1; block formats [group]{[count][32] q, [count] d, [count] extra}, float formats [k][count] x.
+// Panels of rows row..row+count-1; block formats [group]{[count][32] q, [count][2] d, [count][extras]}, float formats [k][count] x.
 template <int Type>
 static void fill_panel(const rb_matmul& a, int64_t row, int count, uint8_t* panel) {
   using T = Traits<Type>;
@@ -180,17 +185,16 @@ static void fill_panel(const rb_matmul& a, int64_t row, int count, uint8_t* pane
     }
     const uint8_t* q = a.xq + static_cast<size_t>(row + r) * rb_quantized_stride(k);
     const float* d = reinterpret_cast<const float*>(q + k);
-    const int32_t* sum = reinterpret_cast<const int32_t*>(q + k + k / 32 * 4);
+    const int32_t* sum = reinterpret_cast<const int32_t*>(q + k + k / 16 * 4);
     uint8_t* out = panel;
     for (int g = 0; g < k / 32; ++g, out += T::panel_bytes * count) {
       memcpy(out + 32 * r, q + 32 * g, 32);
-      memcpy(out + 32 * count + 4 * r, d + g, 4);
+      memcpy(out + 32 * count + 8 * r, d + 2 * g, 8);
       int32_t extra[2] = {-T::offset * sum[2 * g], -T::offset * sum[2 * g + 1]};
-      const int32_t whole = sum[2 * g] + sum[2 * g + 1];
-      const float factor = d[g] * static_cast<float>(whole);
-      if constexpr (!T::halves) extra[0] = -T::offset * whole;
+      const float low = d[2 * g] * static_cast<float>(sum[2 * g]);
+      const float factor = low + d[2 * g + 1] * static_cast<float>(sum[2 * g + 1]);
       if constexpr (T::minimum) memcpy(extra, &factor, 4);
-      memcpy(out + 36 * count + (T::halves ? 8 : 4) * r, extra, T::halves ? 8 : 4);
+      memcpy(out + 40 * count + 4 * T::extras * r, extra, 4 * T::extras);
     }
   }
 }
@@ -200,7 +204,8 @@ struct MatmulPlan {
 };
 
 static int64_t panel_row_bytes(const rb_matrix& w) {
-  return is_float(w.type) ? int64_t{4} * w.k : w.k / 32 * (w.type == RB_Q6_K ? int64_t{44} : int64_t{40});
+  if (is_float(w.type)) return int64_t{4} * w.k;
+  return w.k / 32 * (kTiles[w.type].m >= 0 ? int64_t{44} : int64_t{48});
 }
 
 // Panels of a task fill at most a quarter of a 1 MB L2, 8 to 128 rows.

@@ -1,4 +1,4 @@
-// quantize.h: f32 -> int8 per 32 inputs with a scale and two sums. The order of nothing matters: maxima and integer sums are exact.
+// quantize.h: f32 -> int8 per 16 inputs with a scale and a sum. The order of nothing matters: maxima and integer sums are exact.
 //
 // A group with a NaN or an infinity gets d = NaN and q = 0: every product of it is NaN, and nothing is converted out of range.
 // A group so small that 1/d overflows (max|x| below 2^-121) counts as zero.
@@ -14,27 +14,28 @@ struct QuantizedRow {  // one row of k inputs in the layout of rebar.h
 
   RB_INLINE QuantizedRow at(uint8_t* row, int k) {
     return {reinterpret_cast<int8_t*>(row), reinterpret_cast<float*>(row + k),
-            reinterpret_cast<int32_t*>(row + k + k / 32 * 4)};
+            reinterpret_cast<int32_t*>(row + k + k / 16 * 4)};
   }
-  // Group g from inputs 32g..32g+15 (a) and 32g+16..32g+31 (b).
+  // Inputs 32g..32g+15 (a) and 32g+16..32g+31 (b), each with a scale of its own.
   inline __attribute__((always_inline)) void put(int g, F a, F b) const {
-    const I magnitude = set1(INT32_MAX);
-    const int32_t top = reduce_max(max(bit_and(bits(a), magnitude), bit_and(bits(b), magnitude)));
+    put(2 * g, a);
+    put(2 * g + 1, b);
+  }
+  inline __attribute__((always_inline)) void put(int half, F x) const {
+    const int32_t top = reduce_max(bit_and(bits(x), set1(INT32_MAX)));
     float scale, largest, inverse;
     memcpy(&largest, &top, 4);
     scale = largest / 127.0f;
     inverse = 1.0f / scale;
     if (!(inverse < __builtin_inff())) scale = inverse = 0.0f;
-    I qa = to_int(mul(a, set1(inverse))), qb = to_int(mul(b, set1(inverse)));
+    I rounded = to_int(mul(x, set1(inverse)));
     if (top >= 0x7f800000) {
       scale = __builtin_nanf("");
-      qa = qb = set1(int32_t{0});
+      rounded = set1(int32_t{0});
     }
-    store_s8(q + 32 * g, qa);
-    store_s8(q + 32 * g + 16, qb);
-    d[g] = scale;
-    sum[2 * g] = reduce_add(qa);
-    sum[2 * g + 1] = reduce_add(qb);
+    store_s8(q + 16 * half, rounded);
+    d[half] = scale;
+    sum[half] = reduce_add(rounded);
   }
 };
 

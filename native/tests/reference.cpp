@@ -78,7 +78,7 @@ std::vector<double> dequantized(const uint8_t* row, int32_t k) {
   std::vector<double> out;
   for (int32_t i = 0; i < k; ++i) {
     float d;
-    std::memcpy(&d, row + k + i / 32 * 4, 4);
+    std::memcpy(&d, row + k + i / 16 * 4, 4);
     out.push_back(static_cast<double>(d) * static_cast<int8_t>(row[i]));
   }
   return out;

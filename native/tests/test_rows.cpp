@@ -112,32 +112,33 @@ TEST(rows, quantize) {
     return as_floats(q);
   });
   const uint8_t* bytes = reinterpret_cast<const uint8_t*>(out.data());
-  for (int32_t g = 0; g < rows * k / 32; ++g) {
+  constexpr int32_t per_row = k / 16;
+  for (int32_t g = 0; g < rows * per_row; ++g) {
     test_context = "group " + std::to_string(g);
-    const uint8_t* row = bytes + static_cast<size_t>(g / 5) * rb_quantized_stride(k);
-    const int8_t* q = reinterpret_cast<const int8_t*>(row) + g % 5 * 32;
+    const uint8_t* row = bytes + static_cast<size_t>(g / per_row) * rb_quantized_stride(k);
+    const int8_t* q = reinterpret_cast<const int8_t*>(row) + g % per_row * 16;
     float d;
-    int32_t sums[2], expected[2] = {0, 0};
-    std::memcpy(&d, row + k + g % 5 * 4, 4);
-    std::memcpy(sums, row + k + k / 32 * 4 + g % 5 * 8, 8);
-    const float* in = x.data() + g * 32;
+    int32_t sum, expected = 0;
+    std::memcpy(&d, row + k + g % per_row * 4, 4);
+    std::memcpy(&sum, row + k + per_row * 4 + g % per_row * 4, 4);
+    const float* in = x.data() + g * 16;
     float largest = 0.0f;
     bool finite = true;
-    for (int i = 0; i < 32; ++i) {
+    for (int i = 0; i < 16; ++i) {
       largest = std::max(largest, std::abs(in[i]));
       finite = finite && std::isfinite(in[i]);
-      expected[i / 16] += q[i];
+      expected += q[i];
     }
-    CHECK(sums[0] == expected[0] && sums[1] == expected[1]);
+    CHECK(sum == expected);
     if (!finite) {
-      CHECK(std::isnan(d) && std::all_of(q, q + 32, [](int8_t v) { return v == 0; }));
+      CHECK(std::isnan(d) && std::all_of(q, q + 16, [](int8_t v) { return v == 0; }));
     } else if (largest < 0x1p-122f) {
-      CHECK(d == 0.0f && std::all_of(q, q + 32, [](int8_t v) { return v == 0; }));
+      CHECK(d == 0.0f && std::all_of(q, q + 16, [](int8_t v) { return v == 0; }));
     } else {
       CHECK(d == largest / 127.0f);
       // Half a step, and 127 steps times the two roundings of x (1/d).
-      for (int i = 0; i < 32; ++i) CHECK(within(q[i], static_cast<double>(in[i]) / d, 0.5 + 127 * 2 * kRound));
-      CHECK(std::any_of(q, q + 32, [](int8_t v) { return v == 127 || v == -127; }));
+      for (int i = 0; i < 16; ++i) CHECK(within(q[i], static_cast<double>(in[i]) / d, 0.5 + 127 * 2 * kRound));
+      CHECK(std::any_of(q, q + 16, [](int8_t v) { return v == 127 || v == -127; }));
     }
   }
 }

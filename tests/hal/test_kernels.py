@@ -81,8 +81,8 @@ def test_short_buffers_and_wrong_rows_are_refused() -> None:
 
 
 def test_quantized_rows_are_whole_cache_lines() -> None:
-    # 576 quants, 18 scales and 36 sums of 4 bytes: 792, rounded up to 832.
-    assert _native.quantized_stride(576) == 832
+    # 576 quants, 36 scales and 36 sums of 4 bytes: 864, rounded up to 896.
+    assert _native.quantized_stride(576) == 896
     with pytest.raises(ShapeError, match="32s"):
         _native.quantized_stride(33)
 

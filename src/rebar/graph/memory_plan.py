@@ -100,7 +100,7 @@ def arena_bytes(config: DecoderConfig, max_rows: int) -> int:
     floats = 3 * c.width + max(2 * qkv + c.heads * c.head_dim, 3 * c.mlp_width)
     quantized = 2 * max(
         c.width, c.mlp_width, c.heads * c.head_dim
-    )  # 1.375 bytes an input, and its rounding
+    )  # 1.5 bytes an input, and its rounding
     logits = (
         min(MAX_LOGIT_ROWS, max_rows)
         * (c.vocab_size * (2 if c.logit_softcap else 1) + 4 * c.width)

@@ -12,7 +12,7 @@ from rebar.hal import Domain, WeightFormat
 
 Size = int | Domain  # Domain: as many as the step has rows (or rows with logits)
 Shape = tuple[Size, ...]
-# f32: activations, vectors, tables. q8: int8 activations per 32. kv: a layer's cache. order: no
+# f32: activations, vectors, tables. q8: int8 activations per 16. kv: a layer's cache. order: no
 # bytes, only "comes after".
 DType = WeightFormat | Literal["f32", "q8", "kv", "order"]
 

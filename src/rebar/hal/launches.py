@@ -72,7 +72,7 @@ class RmsNorm:
 
 @dataclass(frozen=True, slots=True)
 class Quantize:
-    """xq = int8 of x per 32 inputs."""
+    """xq = int8 of x per 16 inputs."""
 
     x: Rows
     xq: QuantizedRows

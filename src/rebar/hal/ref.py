@@ -41,10 +41,10 @@ class RefBackend:
 
 
 def quantize(x: NDArray[np.float32]) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
-    """x (rows, k) -> q (rows, k/32, 32) and d (rows, k/32): d = max|x|/127 of 32 inputs, q =
+    """x (rows, k) -> q (rows, k/16, 16) and d (rows, k/16): d = max|x|/127 of 16 inputs, q =
     round(x * (1/d)).
     """
-    groups = x.reshape(x.shape[0], -1, 32)
+    groups = x.reshape(x.shape[0], -1, 16)
     d = (np.abs(groups).max(axis=-1) / np.float32(127.0)).astype(np.float32)
     inverse = np.divide(np.float32(1.0), d, out=np.zeros_like(d), where=d != 0)
     with np.errstate(invalid="ignore"):
@@ -57,16 +57,16 @@ def store(xq: QuantizedRows, x: NDArray[np.float32]) -> None:
     q, d = quantize(x)
     count, k = x.shape
     xq.data[:count, :k] = q.reshape(count, k).astype(np.int8).view(np.uint8)
-    xq.data[:count, k : k + k // 8] = d.view(np.uint8)
+    xq.data[:count, k : k + k // 4] = d.view(np.uint8)
     sums = q.reshape(count, k // 16, 16).sum(axis=-1, dtype=np.int32)
-    xq.data[:count, k + k // 8 : k + k // 8 + k // 4] = sums.view(np.uint8)
+    xq.data[:count, k + k // 4 : k + k // 2] = sums.view(np.uint8)
 
 
 def load(xq: QuantizedRows, count: int) -> F64:
     """The values that quantized rows stand for, (count, k)."""
     k = xq.width
-    q = xq.data[:count, :k].view(np.int8).reshape(count, k // 32, 32).astype(np.float64)
-    d = np.ascontiguousarray(xq.data[:count, k : k + k // 8]).view(np.float32)
+    q = xq.data[:count, :k].view(np.int8).reshape(count, k // 16, 16).astype(np.float64)
+    d = np.ascontiguousarray(xq.data[:count, k : k + k // 4]).view(np.float32)
     return (q * d[..., None]).reshape(count, k)
 
 
