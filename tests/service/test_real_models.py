@@ -21,7 +21,8 @@ import msgspec
 import openai
 import pytest
 
-from rebar.errors import CorruptFileError
+import rebar
+from rebar.errors import CorruptFileError, ModelFileError
 from rebar.graph import RunnerOptions
 from rebar.graph.weights import open_model
 from rebar.service.loading import load_model
@@ -106,6 +107,29 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Model]:
     made = loaded(tiny_gguf(tmp_path_factory.mktemp("tiny")))
     with Model(made.served, made.engine) as model:
         yield model
+
+
+def hostile(sound: bytes) -> dict[str, bytes]:
+    """Files that no reader may trust: cut anywhere, counts of terabytes, another byte order."""
+    return {
+        "cut in the header": sound[:100],
+        "cut in the weights": sound[: len(sound) // 2],
+        "endless counts": sound[:8] + b"\xff" * 16 + sound[24:],
+        "big-endian": sound[:4] + sound[4:8][::-1] + sound[8:],
+        "nothing": b"",
+        "not a model": b"GGUF" + bytes(4096),
+    }
+
+
+def test_a_hostile_file_leaves_the_model_that_serves_alone(tiny: Model, tmp_path: Path) -> None:
+    """A-f1: the old model goes on serving, with the same bits, while a load fails beside it."""
+    before = tiny.generate("hello", max_tokens=8, temperature=0.9, seed=4)
+    for name, data in hostile(tiny_gguf(tmp_path).read_bytes()).items():
+        path = tmp_path / f"{name}.gguf"
+        path.write_bytes(data)
+        with pytest.raises(ModelFileError):
+            rebar.load(path, cache=tmp_path / "cache")
+        assert tiny.generate("hello", max_tokens=8, temperature=0.9, seed=4) == before, name
 
 
 @pytest.mark.parametrize("temperature", [0, 1e-7, 1e-4, 5e-324])
