@@ -107,7 +107,9 @@ rb_launch launch(rb_op op) {
   return l;
 }
 
-void bind_launches(nb::class_<rb::Program>& c) {
+using Class = nb::class_<rb::Program>;
+
+void bind_embed(Class& c) {
   c.def(
       "embed",
       [](rb::Program& p, Matrix w, Address out, int32_t out_stride, float scale) {
@@ -116,6 +118,9 @@ void bind_launches(nb::class_<rb::Program>& c) {
         p.add(l);
       },
       nb::kw_only(), nb::arg("w"), nb::arg("out"), nb::arg("out_stride"), nb::arg("scale"));
+}
+
+void bind_rms_norm(Class& c) {
   c.def(
       "rms_norm",
       [](rb::Program& p, Address x, Address weight, Address y, Address yq, int32_t x_stride, int32_t y_stride,
@@ -135,6 +140,9 @@ void bind_launches(nb::class_<rb::Program>& c) {
       },
       nb::kw_only(), nb::arg("x"), nb::arg("weight"), nb::arg("y"), nb::arg("yq"), nb::arg("x_stride"),
       nb::arg("y_stride"), nb::arg("n"), nb::arg("groups"), nb::arg("eps"), nb::arg("domain"));
+}
+
+void bind_quantize(Class& c) {
   c.def(
       "quantize",
       [](rb::Program& p, Address x, Address xq, int32_t x_stride, int32_t k, int32_t domain) {
@@ -143,6 +151,9 @@ void bind_launches(nb::class_<rb::Program>& c) {
         p.add(l);
       },
       nb::kw_only(), nb::arg("x"), nb::arg("xq"), nb::arg("x_stride"), nb::arg("k"), nb::arg("domain"));
+}
+
+void bind_matmul(Class& c) {
   c.def(
       "matmul",
       [](rb::Program& p, Matrix w, Address x, Address xq, Address bias, Address residual, Address y, int32_t x_stride,
@@ -162,6 +173,9 @@ void bind_launches(nb::class_<rb::Program>& c) {
       },
       nb::kw_only(), nb::arg("w"), nb::arg("x"), nb::arg("xq"), nb::arg("bias"), nb::arg("residual"), nb::arg("y"),
       nb::arg("x_stride"), nb::arg("y_stride"), nb::arg("residual_stride"), nb::arg("domain"));
+}
+
+void bind_rope(Class& c) {
   c.def(
       "rope",
       [](rb::Program& p, Address x, Address y, Address table, int32_t x_stride, int32_t y_stride, int32_t heads,
@@ -174,6 +188,9 @@ void bind_launches(nb::class_<rb::Program>& c) {
       },
       nb::kw_only(), nb::arg("x"), nb::arg("y"), nb::arg("table"), nb::arg("x_stride"), nb::arg("y_stride"),
       nb::arg("heads"), nb::arg("head_dim"), nb::arg("dim"), nb::arg("table_rows"));
+}
+
+void bind_append(Class& c) {
   c.def(
       "append",
       [](rb::Program& p, Address k, Address v, Address keys, Address values, int32_t k_stride, int32_t v_stride,
@@ -192,6 +209,9 @@ void bind_launches(nb::class_<rb::Program>& c) {
       },
       nb::kw_only(), nb::arg("k"), nb::arg("v"), nb::arg("keys"), nb::arg("values"), nb::arg("k_stride"),
       nb::arg("v_stride"), nb::arg("kv_heads"), nb::arg("head_dim"), nb::arg("blocks"));
+}
+
+void bind_attention(Class& c) {
   c.def(
       "attention",
       [](rb::Program& p, Address q, Address keys, Address values, Address out, Address outq, int32_t q_stride,
@@ -218,6 +238,9 @@ void bind_launches(nb::class_<rb::Program>& c) {
       nb::kw_only(), nb::arg("q"), nb::arg("keys"), nb::arg("values"), nb::arg("out"), nb::arg("outq"),
       nb::arg("q_stride"), nb::arg("out_stride"), nb::arg("heads"), nb::arg("kv_heads"), nb::arg("head_dim"),
       nb::arg("window"), nb::arg("max_positions"), nb::arg("blocks"), nb::arg("scale"), nb::arg("softcap"));
+}
+
+void bind_gated(Class& c) {
   c.def(
       "gated",
       [](rb::Program& p, Address x, Address y, Address yq, int32_t x_stride, int32_t y_stride, int32_t n, int32_t act,
@@ -228,6 +251,9 @@ void bind_launches(nb::class_<rb::Program>& c) {
       },
       nb::kw_only(), nb::arg("x"), nb::arg("y"), nb::arg("yq"), nb::arg("x_stride"), nb::arg("y_stride"), nb::arg("n"),
       nb::arg("act"), nb::arg("domain"));
+}
+
+void bind_add(Class& c) {
   c.def(
       "add",
       [](rb::Program& p, Address a, Address b, Address y, int32_t a_stride, int32_t b_stride, int32_t y_stride,
@@ -238,6 +264,9 @@ void bind_launches(nb::class_<rb::Program>& c) {
       },
       nb::kw_only(), nb::arg("a"), nb::arg("b"), nb::arg("y"), nb::arg("a_stride"), nb::arg("b_stride"),
       nb::arg("y_stride"), nb::arg("n"), nb::arg("domain"));
+}
+
+void bind_select(Class& c) {
   c.def(
       "select",
       [](rb::Program& p, Address x, Address y, int32_t x_stride, int32_t y_stride, int32_t n) {
@@ -246,6 +275,9 @@ void bind_launches(nb::class_<rb::Program>& c) {
         p.add(l);
       },
       nb::kw_only(), nb::arg("x"), nb::arg("y"), nb::arg("x_stride"), nb::arg("y_stride"), nb::arg("n"));
+}
+
+void bind_softcap(Class& c) {
   c.def(
       "softcap",
       [](rb::Program& p, Address x, Address y, int32_t x_stride, int32_t y_stride, int32_t n, int32_t domain,
@@ -256,6 +288,20 @@ void bind_launches(nb::class_<rb::Program>& c) {
       },
       nb::kw_only(), nb::arg("x"), nb::arg("y"), nb::arg("x_stride"), nb::arg("y_stride"), nb::arg("n"),
       nb::arg("domain"), nb::arg("cap"));
+}
+
+void bind_launches(Class& c) {
+  bind_embed(c);
+  bind_rms_norm(c);
+  bind_quantize(c);
+  bind_matmul(c);
+  bind_rope(c);
+  bind_append(c);
+  bind_attention(c);
+  bind_gated(c);
+  bind_add(c);
+  bind_select(c);
+  bind_softcap(c);
 }
 
 }  // namespace
