@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 
 from rebar.errors import CorruptFileError, MissingFileError, ModelFileError
-from rebar.hal.files import MappedFile, locked, write_whole
+from rebar.hal import Pool
+from rebar.hal.files import MappedFile, drop_pages, locked, write_whole
 
 
 @pytest.fixture
@@ -198,3 +199,40 @@ def test_processes_share_the_pages(tmp_path: Path) -> None:
     assert line.split()[1] == "r--s"
     assert int(line.split("-")[0], 16) == file.address
     assert np.all(file.data == 0)
+
+
+def resident(address: int, nbytes: int) -> int:
+    """Bytes of the mapping at an address that are in the resident set (proc_pid_smaps(5))."""
+    total, inside = 0, False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        head = line.split()[0]
+        if "-" in head and not head.endswith(":"):
+            begin, end = (int(part, 16) for part in head.split("-"))
+            inside = begin < address + nbytes and address < end
+        elif inside and head == "Rss:":
+            total += int(line.split()[1]) * 1024
+    return total
+
+
+def test_pages_dropped_leave_the_resident_set_and_come_back(tmp_path: Path) -> None:
+    """Converting a model of 491 MB once took 1.1 GB: the file read stayed beside what it became."""
+    path = tmp_path / "file"
+    content = np.random.default_rng(0).integers(0, 256, 1 << 20, dtype=np.uint8)
+    path.write_bytes(content.tobytes())
+    with MappedFile(path) as mapped:
+        assert (mapped.data == content).all()
+        assert resident(mapped.address, mapped.nbytes) == 1 << 20
+        drop_pages(mapped.span(5000, 500_000))
+        assert resident(mapped.address, mapped.nbytes) < (1 << 20) - 480_000
+        assert (mapped.data == content).all()
+
+
+def test_memory_that_is_no_file_is_never_dropped() -> None:
+    pool = Pool("test", 1 << 20)
+    block = pool.allocate(1 << 19, "x").bytes()
+    block[:] = 7
+    drop_pages(block)
+    own = np.full(1 << 19, 9, dtype=np.uint8)
+    drop_pages(own[10:])
+    assert (block == 7).all()
+    assert (own == 9).all()

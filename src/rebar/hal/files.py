@@ -33,6 +33,30 @@ _ADVICE: dict[Advice, int] = {
 }
 
 
+class _FileMapping(mmap.mmap):
+    """A read-only mapping of a file: its pages may go, they come back from the file when read."""
+
+
+def drop_pages(view: NDArray[np.uint8]) -> None:
+    """Takes the whole pages of a view into a MappedFile out of the resident set; what was read once
+    and is not needed again would count against the process until it ends. Other memory, which would
+    lose its contents, is left alone.
+    """
+    root: object = view
+    while isinstance(root, np.ndarray):
+        root = root.base
+    if isinstance(root, memoryview):
+        root = root.obj
+    if not isinstance(root, _FileMapping):
+        return
+    offset = int(view.ctypes.data) - int(np.frombuffer(root, dtype=np.uint8).ctypes.data)
+    begin = -(-offset // mmap.PAGESIZE) * mmap.PAGESIZE
+    end = (offset + view.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
+    if begin < end:
+        with contextlib.suppress(OSError):
+            root.madvise(mmap.MADV_DONTNEED, begin, end - begin)
+
+
 class MappedFile:
     """A whole file mapped read-only (MAP_SHARED: processes that map the same file share its pages).
 
@@ -50,7 +74,7 @@ class MappedFile:
             before = os.fstat(descriptor)
             if before.st_size == 0:
                 raise MissingFileError(f"{self.path} is empty. Fetch or convert the model again.")
-            mapping = mmap.mmap(descriptor, before.st_size, mmap.MAP_SHARED, mmap.PROT_READ)
+            mapping = _FileMapping(descriptor, before.st_size, mmap.MAP_SHARED, mmap.PROT_READ)
             if os.fstat(descriptor).st_size != before.st_size:
                 raise _changed(self.path)
         except (OSError, ValueError) as error:

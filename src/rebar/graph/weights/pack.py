@@ -13,6 +13,7 @@ from rebar import _native
 from rebar.errors import ShapeError
 from rebar.graph.weights.model_file import StoredTensor, WeightType
 from rebar.graph.weights.types import FORMATS, stored_nbytes
+from rebar.hal.files import drop_pages
 
 TILE_ROWS = 16
 CHUNK_BYTES = 16 << 20
@@ -46,8 +47,8 @@ def final_nbytes(kind: WeightType, shape: tuple[int, ...]) -> int:
 
 
 def pack(tensor: StoredTensor, out: NDArray[np.uint8], threads: int = 1) -> None:
-    """Packs a whole matrix into `out`, uint8 of packed_nbytes. Raises ShapeError when sizes
-    disagree.
+    """Packs a whole matrix into `out`, uint8 of packed_nbytes; its source leaves the resident set.
+    Raises ShapeError when sizes disagree.
     """
     n, k = tensor.shape
     needed = packed_nbytes(tensor.type, n, k)
@@ -57,6 +58,7 @@ def pack(tensor: StoredTensor, out: NDArray[np.uint8], threads: int = 1) -> None
             "just these."
         )
     _native.pack(FORMATS[tensor.type].native, tensor.data, n, k, tensor.rows, out, threads)
+    drop_pages(tensor.data)
 
 
 def final_pieces(tensor: StoredTensor, threads: int = 1) -> Iterator[NDArray[np.uint8]]:
