@@ -86,6 +86,17 @@ def test_progress_has_one_title_for_each_phase(tmp_path: Path) -> None:
     assert all(0 <= done <= total for _, done, total in seen)
 
 
+def test_a_source_is_digested_once_on_first_use(tmp_path: Path) -> None:
+    """The digest that names the converted file was computed again for the file's header."""
+    seen: list[tuple[str, int, int]] = []
+    source, cache = tiny_gguf(tmp_path), tmp_path / "cache"
+    open_converted(str(source), cache, hub=HUB, progress=lambda *step: seen.append(step))
+    finished = [what for what, done, total in seen if done == total and what.startswith("digest")]
+    assert finished == [f"digest of {source.name}"]
+    header = open_model(opened(source, cache)).provenance
+    assert header["source_sha256"] == source_digest(source, cache)
+
+
 def test_what_is_cached_is_told_without_fetching(tmp_path: Path) -> None:
     source, cache = tiny_gguf(tmp_path), tmp_path / "cache"
     assert cached_model(str(source), cache, hub=HUB) == (source, None)

@@ -44,10 +44,12 @@ class Places:
 
 def places(environment: Mapping[str, str] | None = None) -> Places:
     """Reads REBAR_CACHE (else a folder of the user's cache), HF_ENDPOINT and REBAR_ISA."""
+    from rebar.graph.weights.source import DEFAULT_HUB
+
     env = os.environ if environment is None else environment
     home = env.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
     cache = env.get("REBAR_CACHE") or str(Path(home) / "rebar")
-    hub = env.get("HF_ENDPOINT") or "https://huggingface.co"
+    hub = env.get("HF_ENDPOINT") or DEFAULT_HUB
     return Places(Path(cache).expanduser(), hub.rstrip("/"), env.get("REBAR_ISA") or None)
 
 

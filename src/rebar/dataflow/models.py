@@ -16,9 +16,10 @@ from rebar import _native
 from rebar.dataflow.text import Tokenizer, build_vocabulary
 from rebar.errors import ModelFileError, UnsupportedModelError
 from rebar.graph.weights import ModelFile, open_model, write_rebar
+from rebar.graph.weights.model_file import Progress
 from rebar.graph.weights.provenance import provenance_of, source_sha256
 from rebar.graph.weights.rebar_format import FORMAT_VERSION, MAGIC
-from rebar.graph.weights.source import Progress, resolve
+from rebar.graph.weights.source import resolve
 from rebar.hal import read_machine
 from rebar.hal.files import locked, write_whole
 
@@ -47,11 +48,12 @@ def open_source(source: Path, cache: Path, progress: Progress | None = None) -> 
     """As open_converted, for a file or folder that is at hand. Raises ModelFileError."""
     if _is_rebar(source):
         return open_model(source)
-    target = _converted(source, source_digest(source, cache, progress), cache)
+    digest = source_digest(source, cache, progress)
+    target = _converted(source, digest, cache)
     try:
         with locked(target.with_suffix(".lock")):
             if not _is_sound(target):
-                convert(source, target, progress)
+                convert(source, target, progress, sha256=digest)
     except OSError as error:
         raise ModelFileError(
             f"{cache} cannot hold the converted model: {error.strerror or error}. "
@@ -72,8 +74,11 @@ def cached_model(name: str, cache: Path, *, hub: str) -> tuple[Path, Path | None
     return source, target if target.exists() else None
 
 
-def convert(source: Path, target: Path, progress: Progress | None = None) -> None:
-    """Writes the model at `source` as a .rebar file, whole or not at all.
+def convert(
+    source: Path, target: Path, progress: Progress | None = None, *, sha256: str | None = None
+) -> None:
+    """Writes the model at `source` as a .rebar file, whole or not at all. sha256: the source's
+    digest, when it is known already.
 
     Raises ModelFileError, also for a source without a tokenizer.
     """
@@ -92,7 +97,7 @@ def convert(source: Path, target: Path, progress: Progress | None = None) -> Non
         target,
         vocabulary=tables,
         provenance=provenance_of(
-            model, TOOL, progress=_titled(f"digest of {source.name}", progress)
+            model, TOOL, progress=_titled(f"digest of {source.name}", progress), sha256=sha256
         ),
         progress=_titled(f"convert {source.name}", progress),
         threads=read_machine().cores,

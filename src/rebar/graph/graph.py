@@ -12,7 +12,7 @@ from rebar.errors import ShapeError
 from rebar.graph.node import Cost, Node, Values
 from rebar.graph.plan import Plan, make_plan
 from rebar.graph.tensor import Tensor
-from rebar.hal import DeviceManager, Limits, Program, Step
+from rebar.hal import DeviceManager, Domain, Limits, Program, Step
 
 
 class Observer(Protocol):
@@ -70,16 +70,14 @@ class Graph:
         done: set[Node] = set()
         waiting = [n for n in nodes if n in needed]
         while waiting:
-            ready = [n for n in waiting if self._befores(n) <= done]
-            if not ready:
-                raise ShapeError(f"a cycle through {', '.join(n.name for n in waiting[:8])}")
-            for (
-                node
-            ) in waiting:  # in the given order; one pass suffices when it is already topological
+            for node in waiting:  # one pass suffices when the given order is already topological
                 if self._befores(node) <= done:
                     order.append(node)
                     done.add(node)
-            waiting = [n for n in waiting if n not in done]
+            left = [n for n in waiting if n not in done]
+            if len(left) == len(waiting):
+                raise ShapeError(f"a cycle through {', '.join(n.name for n in waiting[:8])}")
+            waiting = left
         return tuple(order)
 
     def _befores(self, node: Node) -> set[Node]:
@@ -90,7 +88,7 @@ class Graph:
         total = Cost()
         for node in self.order:
             out = node.outputs[0]
-            total += node.cost(rows if out.domain.name == "ROWS" else logit_rows, positions)
+            total += node.cost(rows if out.domain is Domain.ROWS else logit_rows, positions)
         return total
 
     def plan(self, limits: Limits, *, reuse: bool = True) -> Plan:

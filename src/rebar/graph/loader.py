@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 
 from rebar.graph.fuse import fuse
@@ -15,10 +13,8 @@ from rebar.graph.models.decoder import Decoder, build_decoder
 from rebar.graph.models.rope import rope_table
 from rebar.graph.runner import Runner
 from rebar.graph.tensor import Tensor
-from rebar.graph.weights.model_file import ModelFile
+from rebar.graph.weights.model_file import ModelFile, Progress
 from rebar.hal import DeviceManager, Operand, Rows
-
-Progress = Callable[[str, int, int], None]  # what, done, of
 
 
 def load_runner(

@@ -10,7 +10,7 @@ from rebar import _native
 from rebar.errors import ShapeError
 from rebar.graph.node import Cost, Node, Record, Values
 from rebar.graph.tensor import Shape, Tensor, same
-from rebar.hal import BLOCK_POSITIONS, Activation, Domain
+from rebar.hal import Activation, Domain
 from rebar.hal import launches as la
 
 F32 = 4  # bytes
@@ -382,7 +382,6 @@ class Softcap(Node):
 
 
 __all__ = [
-    "BLOCK_POSITIONS",
     "Add",
     "Append",
     "Attention",

@@ -6,7 +6,8 @@ from pathlib import Path
 
 from rebar.dataflow.models import open_converted
 from rebar.graph import RunnerOptions
-from rebar.graph.weights.source import DEFAULT_HUB, Progress
+from rebar.graph.weights.model_file import Progress
+from rebar.graph.weights.source import DEFAULT_HUB
 from rebar.service.loading import load_model
 from rebar.service.local import Model
 

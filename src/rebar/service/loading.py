@@ -9,7 +9,7 @@ from rebar.dataflow.text import ChatTemplate, TextStream, Tokenizer
 from rebar.errors import CorruptFileError
 from rebar.graph import ModelFile, RunnerOptions, load_runner
 from rebar.graph.sequence import Row, SamplingParams, Sequence
-from rebar.graph.weights.source import Progress
+from rebar.graph.weights.model_file import Progress
 from rebar.service.engine import DEFAULT_MAX_RUNNING, InferenceEngine
 from rebar.service.interfaces import StepRunner
 from rebar.service.messages import EngineLimits

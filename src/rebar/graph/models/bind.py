@@ -7,7 +7,7 @@ and lie side by side.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,11 +16,10 @@ from rebar.errors import ModelFileError
 from rebar.graph.models.config import DecoderConfig
 from rebar.graph.models.decoder import DecoderWeights, LayerWeights, Part
 from rebar.graph.tensor import Tensor
-from rebar.graph.weights.model_file import ModelFile, StoredTensor
+from rebar.graph.weights.model_file import ModelFile, Progress, StoredTensor
 from rebar.graph.weights.pack import pack, packed_nbytes
 from rebar.hal import Matrix, Operand, Pool, Vector, WeightFormat, aligned
 
-Progress = Callable[[str, int, int], None]  # what, done, of
 TILE = 16  # output rows of a packed tile
 
 

@@ -11,7 +11,7 @@ factor itself (gemma's "+ 1" is applied).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -20,6 +20,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rebar.graph.models.config import DecoderConfig
+
+# Told (what, done, in all or 0 when unknown) a few times a second while something takes long.
+Progress = Callable[[str, int, int], None]
 
 WeightType = Literal[
     "F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K"

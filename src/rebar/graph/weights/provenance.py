@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 
-from rebar.graph.weights.model_file import ModelFile
+from rebar.graph.weights.model_file import ModelFile, Progress
 from rebar.graph.weights.rebar_format import ProvenanceValue
-
-Progress = Callable[[str, int, int], None]
 
 _CHUNK = 1 << 22
 

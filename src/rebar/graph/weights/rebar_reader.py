@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 
@@ -15,7 +14,7 @@ from numpy.typing import NDArray
 
 from rebar.errors import CorruptFileError, ShapeError
 from rebar.graph.weights.layout import MAX_SIZE, check_config, check_tensors
-from rebar.graph.weights.model_file import ModelFile, StoredTensor
+from rebar.graph.weights.model_file import ModelFile, Progress, StoredTensor
 from rebar.graph.weights.pack import LAYOUT_VERSION, final_nbytes, is_matrix
 from rebar.graph.weights.rebar_format import (
     TENSOR_ALIGNMENT,
@@ -25,8 +24,6 @@ from rebar.graph.weights.rebar_format import (
     decode,
 )
 from rebar.hal.files import MappedFile
-
-Progress = Callable[[str, int, int], None]
 
 _CHUNK = 1 << 24
 _SHA256 = re.compile(r"[0-9a-f]{64}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import hashlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import IO
 
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from rebar.errors import ModelFileError
 from rebar.graph.weights.layout import tensor_shapes
-from rebar.graph.weights.model_file import ModelFile
+from rebar.graph.weights.model_file import ModelFile, Progress
 from rebar.graph.weights.pack import LAYOUT_VERSION, final_nbytes, final_pieces, is_matrix
 from rebar.graph.weights.rebar_format import (
     BLOB_ALIGNMENT,
@@ -29,7 +29,6 @@ from rebar.graph.weights.rebar_format import (
 )
 from rebar.hal.files import write_whole
 
-Progress = Callable[[str, int, int], None]
 """(tensor, bytes done, bytes in all)"""
 
 _NO_DIGEST = "0" * 64

