@@ -3,6 +3,8 @@
 #include <bit>
 #include <cstring>
 
+#include "text/unicode.h"
+
 namespace rebar::text {
 
 static_assert(std::endian::native == std::endian::little, "the tables are little-endian");
@@ -21,6 +23,16 @@ void need(bool holds, const char* what) {
 }
 
 bool power_of_two(uint64_t n) { return std::has_single_bit(n); }
+
+bool well_formed(std::string_view text) {
+  const auto* p = reinterpret_cast<const uint8_t*>(text.data());
+  for (const uint8_t* end = p + text.size(); p < end;) {
+    const Point point = read_point(p, end);
+    if (point.code == kBadPoint) return false;
+    p += point.bytes;
+  }
+  return true;
+}
 
 }  // namespace
 
@@ -94,6 +106,7 @@ void Vocabulary::check_tokens() const {
   need(offsets_[h.vocab] <= h.text.count, "token text");
   for (const uint32_t id : {h.bos, h.eos, h.unknown, h.pad}) need(id == kNone || id < h.vocab, "special ids");
   for (const uint32_t id : ends()) need(id < h.vocab, "end ids");
+  need(well_formed(pre()), "the pre-tokenizer's name");
 }
 
 // Ids that text may turn into without anybody asking for control tokens.
