@@ -47,7 +47,7 @@ def test_one_line_of_facts(model: Path) -> None:
     assert (facts["threads"], facts["model"], facts["engine"]) == (1, model.name, "rebar")
     assert facts["isa"]
     assert facts["version"]
-    assert said == ["ceilings"]
+    assert said == ["ceilings, before", "ceilings, after"]
     lines = bench.table(facts)
     for name in NAMES:
         assert sum(line.startswith(f"{name} ") for line in lines) == 1

@@ -75,3 +75,8 @@ def test_the_longer_of_reading_and_computing_counts() -> None:
     peaks = Peaks(read=lambda nbytes: 10.0 if nbytes > 100 else 100.0, int8=20.0, f32=5.0)
     assert peaks.floor(Work(nbytes=1000, int8=20, f32=5)) == (100.0, "memory")
     assert peaks.floor(Work(nbytes=100, int8=200, f32=50)) == (20.0, "arithmetic")
+
+
+def test_of_two_measurements_the_higher_counts() -> None:
+    best = Peaks(lambda n: 5.0, 7.0, 1.0).best(Peaks(lambda n: n / 10, 6.0, 2.0))
+    assert (best.read(10), best.read(100), best.int8, best.f32) == (5.0, 10.0, 7.0, 2.0)

@@ -118,3 +118,11 @@ class Peaks:
         reading = work.nbytes / self.read(work.nbytes)
         computing = work.int8 / self.int8 + work.f32 / self.f32
         return max((reading, "memory"), (computing, "arithmetic"))
+
+    def best(self, other: Peaks) -> Peaks:
+        """The higher of each."""
+        return Peaks(
+            lambda nbytes: max(self.read(nbytes), other.read(nbytes)),
+            max(self.int8, other.int8),
+            max(self.f32, other.f32),
+        )
