@@ -158,6 +158,7 @@ std::span<const uint32_t> Vocabulary::ends() const {
 uint32_t Vocabulary::char_id(uint32_t code) const {
   uint64_t i = pair_hash(0, code);
   for (uint32_t step = 0; step < kMaxProbe; ++step, ++i) {
+    count_steps(1);
     const CharSlot& slot = chars_[i & char_mask_];
     if (slot.code == code) return slot.id;
     if (slot.code == kNone) break;
@@ -167,11 +168,13 @@ uint32_t Vocabulary::char_id(uint32_t code) const {
 
 uint32_t Vocabulary::word_id(const uint8_t* p, size_t n) const {
   if (n > h_->longest_word) return kNone;
+  count_steps(n);
   const uint64_t hash = word_hash(p, n);
   uint64_t i = hash;
   for (uint32_t step = 0; step < kMaxProbe; ++step, ++i) {
     const WordSlot& slot = words_[i & word_mask_];
     if (slot.id == kNone) break;
+    count_steps(1);
     if (slot.tag != hash >> 32) continue;
     const std::string_view word = text(slot.id);
     if (word.size() == n && std::memcmp(word.data(), p, n) == 0) return slot.id;
@@ -181,7 +184,7 @@ uint32_t Vocabulary::word_id(const uint8_t* p, size_t n) const {
 
 uint32_t Vocabulary::child(const Node& node, uint8_t byte) const {
   for (uint32_t e = node.first_edge; e < node.first_edge + node.edges; ++e)
-    if (edges_[e].byte == byte) return edges_[e].child;
+    if (count_steps(1); edges_[e].byte == byte) return edges_[e].child;
   return kNone;
 }
 
