@@ -9,11 +9,12 @@ add_executable(
   native/tests/test_matmul.cpp
   native/tests/test_pack.cpp
   native/tests/test_pool.cpp
+  native/tests/test_probe.cpp
   native/tests/test_rows.cpp
 )
 target_link_libraries(rebar_kernel_tests PRIVATE rebar_core)
 target_compile_options(rebar_kernel_tests PRIVATE -Wall -Wextra -Werror -ffp-contract=off -fno-math-errno)
-foreach(area attention math matmul pack pool rows)
+foreach(area attention math matmul pack pool probe rows)
   add_test(NAME kernels_${area} COMMAND rebar_kernel_tests ${area})
 endforeach()
 
