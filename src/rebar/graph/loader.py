@@ -45,9 +45,7 @@ def load_runner(
             device.adopt_mapping(entry.pool, entry.nbytes)
         else:
             device.create_pool(entry.pool, entry.nbytes + SLACK)
-    binder = Binder(
-        model, device.pool("weights"), progress, copied=copied, threads=device.threads
-    )
+    binder = Binder(model, device.pool("weights"), progress, copied=copied, threads=device.threads)
     return _assemble(binder, device, plan, options, vocab_size, fused)
 
 

@@ -2,7 +2,7 @@
 touches a device.
 """
 
-from rebar.hal import huge_pages, launches
+from rebar.hal import launches
 from rebar.hal.arrays import (
     BLOCK_POSITIONS,
     KVStorage,
@@ -42,7 +42,6 @@ __all__ = [
     "Vector",
     "WeightFormat",
     "aligned",
-    "huge_pages",
     "launches",
     "read_machine",
 ]

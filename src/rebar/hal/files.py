@@ -40,7 +40,8 @@ class FileMapping(mmap.mmap):
 
     def drop_cache(self, nbytes: int) -> None:
         """Forgets the file's first bytes in the page cache, unless another process has them mapped;
-        what is not yet written is written first. A file that was replaced under this name only loses its cache.
+        what is not yet written is written first. A file that was put under this name since loses
+        its cache and nothing else.
         """
         with contextlib.suppress(OSError), self.path.open("rb") as file:
             os.fdatasync(file.fileno())  # pages that are still to be written stay

@@ -95,6 +95,7 @@ def _mostly_huge(mapping: FileMapping) -> bool:
 def _huge_bytes(mapping: FileMapping, smaps: Path = SMAPS) -> int:
     """Bytes of a mapping that stand in huge pages now."""
     begin = int(np.frombuffer(mapping, dtype=np.uint8).ctypes.data)
+    end = begin + -(-len(mapping) // mmap.PAGESIZE) * mmap.PAGESIZE
     total, inside = 0, False
     try:
         lines = smaps.read_text().splitlines()
@@ -104,8 +105,7 @@ def _huge_bytes(mapping: FileMapping, smaps: Path = SMAPS) -> int:
         head = line.split(maxsplit=1)[0]
         if "-" in head:  # "7f00-7f80 r--s ...": the next region
             low, _, high = head.partition("-")
-            inside = begin <= int(low, 16) and int(high, 16) <= begin + len(mapping) + mmap.PAGESIZE
+            inside = begin <= int(low, 16) and int(high, 16) <= end
         elif inside and head == "FilePmdMapped:":
             total += int(line.split()[1]) * 1024
     return total
-

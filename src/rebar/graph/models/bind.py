@@ -44,7 +44,8 @@ def pool_bytes(model: ModelFile, *, copied: bool = False) -> int:
 
 class Binder:
     """Makes tensors and their operands from a model file. `operands` is what a plan's values are
-    bound with. copied: matrices that could be mapped are copied into the pool. threads: for packing.
+    bound with. copied: matrices that could be mapped are copied into the pool. threads: that
+    pack.
     """
 
     def __init__(
