@@ -269,7 +269,9 @@ typedef struct {
 
 // ---------------------------------------------------------------------------------------------------
 // Kernels. A launch is cut into tasks(args, step) independent pieces (0 when there is nothing to do); run() does pieces
-// begin..end-1 on one thread with `scratch`, 64-byte aligned, of scratch_bytes(args, step's maximum rows) bytes.
+// begin..end-1 on one thread with `scratch`, 64-byte aligned, of scratch_bytes(args, step's maximum rows) bytes. A thread
+// may run several pieces of a launch one after the other: scratch keeps what the one before left there, and its first
+// eight bytes are zero before the first.
 typedef struct {
   const char* name;
   int64_t (*tasks)(const rb_args* args, const rb_step* step);

@@ -5,7 +5,7 @@
 namespace rebar::text {
 namespace {
 
-// Up to this many symbols a scan for the lowest rank beats a heap (words are short: 2-8 symbols mostly).
+// Up to this many symbols a scan for the lowest rank beats a queue (words are short: 2-8 symbols mostly).
 constexpr size_t kScanned = 24;
 
 struct Pair {
@@ -26,6 +26,7 @@ void merge_short(const Vocabulary& v, std::vector<uint32_t>& ids) {
     for (size_t i = 1; i + 1 < n; ++i)
       if (pairs[i].rank < pairs[best].rank) best = i;
     if (pairs[best].rank == kNone) break;
+    count_steps(2 * n);
     ids[best] = pairs[best].id;
     std::copy(ids.begin() + best + 2, ids.begin() + n, ids.begin() + best + 1);
     if (best + 2 < n) std::copy(pairs + best + 2, pairs + n - 1, pairs + best + 1);
@@ -39,21 +40,19 @@ void merge_short(const Vocabulary& v, std::vector<uint32_t>& ids) {
 struct LongMerge {
   const Vocabulary& v;
   Scratch& s;
+  MergeQueue& queue;
 
   void offer(uint32_t left) {
     const uint32_t right = s.symbols[left].next;
     if (right == kNone) return;
     const Pair pair = pair_of(v, s.symbols[left].id, s.symbols[right].id);
     if (pair.rank == kNone) return;
-    s.heap.push_back({uint64_t{pair.rank} << 32 | left, s.symbols[left].id, s.symbols[right].id, pair.id});
-    std::push_heap(s.heap.begin(), s.heap.end());
+    queue.push({uint64_t{pair.rank} << 32 | left, s.symbols[left].id, s.symbols[right].id, pair.id});
   }
 
   // Joins the best pair if it still stands as it was offered (a swallowed symbol has id kNone).
   void take() {
-    std::pop_heap(s.heap.begin(), s.heap.end());
-    const Scratch::Candidate best = s.heap.back();
-    s.heap.pop_back();
+    const Candidate best = queue.pop();
     const auto left = static_cast<uint32_t>(best.order);
     Scratch::Symbol& a = s.symbols[left];
     if (a.id != best.left || a.next == kNone || s.symbols[a.next].id != best.right) return;
@@ -69,11 +68,13 @@ void merge_long(const Vocabulary& v, Scratch& s, std::vector<uint32_t>& out) {
   const std::vector<uint32_t>& ids = s.ids;
   const auto n = static_cast<uint32_t>(ids.size());
   s.symbols.resize(n);
-  s.heap.clear();
   for (uint32_t i = 0; i < n; ++i) s.symbols[i] = {ids[i], i == 0 ? kNone : i - 1, i + 1 == n ? kNone : i + 1};
-  LongMerge merge{v, s};
+  if (!s.queue) s.queue.emplace();
+  LongMerge merge{v, s, *s.queue};
+  s.queue->restart();
   for (uint32_t i = 0; i + 1 < n; ++i) merge.offer(i);
-  while (!s.heap.empty()) merge.take();
+  while (!s.queue->empty()) merge.take();
+  count_steps(n);
   for (uint32_t i = 0; i != kNone; i = s.symbols[i].next) out.push_back(s.symbols[i].id);
 }
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <iterator>
+#include <utility>
 #include <vector>
 
 #include "text/unicode.h"
@@ -80,12 +81,28 @@ uint32_t composed(uint32_t a, uint32_t b) {
   return at != all.end() && at->pair == pair_of(a, b) ? at->point : 0;
 }
 
+// By class, equals as they came. Words have one mark or two; a counting sort keeps a million of them linear.
+void sort_run(Placed* run, size_t n, std::vector<Placed>& spare) {
+  if (n <= 64) return std::stable_sort(run, run + n, [](Placed a, Placed b) { return a.order < b.order; });
+  count_steps(3 * n);
+  size_t start[256] = {}, sum = 0;
+  for (size_t i = 0; i < n; ++i) ++start[run[i].order];
+  for (size_t& s : start) sum += std::exchange(s, sum);
+  spare.resize(n);
+  for (size_t i = 0; i < n; ++i) spare[start[run[i].order]++] = run[i];
+  std::copy(spare.begin(), spare.end(), run);
+}
+
 void sort_marks(std::vector<Placed>& chars) {
-  for (auto from = chars.begin(); from != chars.end();) {
-    const auto starts = [](const Placed& c) { return c.order == 0; };
-    from = std::find_if_not(from, chars.end(), starts);
-    const auto to = std::find_if(from, chars.end(), starts);
-    std::stable_sort(from, to, [](const Placed& a, const Placed& b) { return a.order < b.order; });
+  std::vector<Placed> spare;
+  for (size_t from = 0; from < chars.size();) {
+    if (chars[from].order == 0) {
+      ++from;
+      continue;
+    }
+    size_t to = from;
+    while (to < chars.size() && chars[to].order != 0) ++to;
+    sort_run(&chars[from], to - from, spare);
     from = to;
   }
 }
@@ -168,6 +185,7 @@ std::string_view nfc(std::string_view text, const uint8_t* classes, std::string&
       decompose(point.code, chars);
     p += point.bytes;
   }
+  count_steps(4 * chars.size());
   sort_marks(chars);
   compose(chars);
   store.clear();

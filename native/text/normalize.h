@@ -12,7 +12,7 @@ constexpr uint8_t kUnsettled = 16;  // class bit: a character that NFC may chang
 void mark_unsettled(uint8_t* classes);
 
 // NFC of `text`: the text itself when nothing in it is unsettled, else a view of `store`. Bytes that are no UTF-8 stay.
-// O(n log n) in the longest run of combining marks.
+// Linear, however many combining marks follow each other.
 std::string_view nfc(std::string_view text, const uint8_t* classes, std::string& store);
 
 }  // namespace rebar::text

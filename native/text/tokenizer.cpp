@@ -17,6 +17,7 @@ const uint8_t* bytes_of(std::string_view text) { return reinterpret_cast<const u
 std::string_view spaced(std::string_view text, bool prefix, std::string& store) {
   size_t at = text.find(kSpaceMark);
   if (at == std::string_view::npos && !prefix) return text;
+  count_steps(text.size());
   store.assign(prefix ? 1 : 0, ' ');
   size_t from = 0;
   for (; at != std::string_view::npos; at = text.find(kSpaceMark, from)) {
@@ -68,6 +69,7 @@ std::vector<Stretch> Tokenizer::stretches(std::string_view text, bool special) c
   for (size_t at = 0; matches_[special] && at < text.size();) {
     const Stretch found =
         starts_[special][static_cast<uint8_t>(text[at])] ? match(text, at, special) : Stretch{at, at, kNone};
+    count_steps(1);
     if (found.id == kNone) {
       ++at;
       continue;
@@ -130,6 +132,7 @@ void Tokenizer::merge_word(std::string_view word, Scratch& scratch, std::vector<
 
 // A byte for which the vocabulary has no token is left out, as the reference does.
 void Tokenizer::byte_symbols(const uint8_t* p, size_t n, std::vector<uint32_t>& ids) const {
+  count_steps(n);
   for (size_t i = 0; i < n; ++i)
     if (const uint32_t id = v_.byte_id(p[i]); id != kNone) ids.push_back(id);
 }
@@ -153,6 +156,7 @@ void Tokenizer::char_symbols(const uint8_t* p, size_t n, std::vector<uint32_t>& 
 
 void Tokenizer::decode(const uint32_t* ids, size_t n, bool skip_special, std::string& out) const {
   for (size_t i = 0; i < n; ++i) {
+    count_steps(1 + v_.text(ids[i]).size());
     const TokenType type = v_.type(ids[i]);
     if (skip_special && (type == TokenType::kControl || type == TokenType::kUnknown)) continue;
     out.append(v_.text(ids[i]));

@@ -1,11 +1,13 @@
 // tokenizer.h: text <-> ids over a Vocabulary. After construction every method is const and may be called from
-// any number of threads; the work grows as n log n at worst in the length of the text, whatever the text.
+// any number of threads; the work grows as the length of the text, whatever the text (tests/test_steps.cpp counts it).
 #pragma once
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "text/merge_queue.h"
 #include "text/vocabulary.h"
 
 namespace rebar::text {
@@ -15,19 +17,14 @@ struct Scratch {
   struct Symbol {
     uint32_t id, previous, next;  // neighbours by index, kNone at the ends
   };
-  struct Candidate {
-    uint64_t order;  // rank, then place from the left
-    uint32_t left, right, id;
-    bool operator<(const Candidate& other) const { return order > other.order; }  // a heap with the smallest on top
-  };
   std::vector<uint32_t> ids;
   std::vector<Symbol> symbols;
-  std::vector<Candidate> heap;
-  std::string text;  // the stretch as the tables spell it
+  std::optional<MergeQueue> queue;  // made for the first long word: most texts have none
+  std::string text;                 // the stretch as the tables spell it
 };
 
 // Byte-pair merging of one word: the lowest rank first, among equals the leftmost (Sennrich et al., arXiv:1508.07909).
-// scratch.ids: the starting symbols; what is left of them is appended to out. O(n log n).
+// scratch.ids: the starting symbols; what is left of them is appended to out. O(n), see merge_queue.h.
 void merge_symbols(const Vocabulary& v, Scratch& scratch, std::vector<uint32_t>& out);
 
 // A stretch of text: ordinary when id == kNone, else the one token it was matched as.

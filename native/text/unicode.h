@@ -3,6 +3,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "text/steps.h"
+
 namespace rebar::text {
 
 constexpr uint8_t kLetter = 1, kNumber = 2, kSpace = 4, kDigit = 8;
@@ -16,6 +18,7 @@ struct Point {
 // The code point at p < end. A byte that does not begin a well-formed sequence (Unicode 16, table 3-7) is one
 // kBadPoint of one byte.
 inline Point read_point(const uint8_t* p, const uint8_t* end) {
+  count_steps(1);
   const uint8_t a = p[0];
   if (a < 0x80) return {a, 1};
   const auto tail = [&](int i) { return (p[i] & 0xC0) == 0x80; };

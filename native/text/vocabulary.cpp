@@ -3,6 +3,8 @@
 #include <bit>
 #include <cstring>
 
+#include "text/unicode.h"
+
 namespace rebar::text {
 
 static_assert(std::endian::native == std::endian::little, "the tables are little-endian");
@@ -21,6 +23,16 @@ void need(bool holds, const char* what) {
 }
 
 bool power_of_two(uint64_t n) { return std::has_single_bit(n); }
+
+bool well_formed(std::string_view text) {
+  const auto* p = reinterpret_cast<const uint8_t*>(text.data());
+  for (const uint8_t* end = p + text.size(); p < end;) {
+    const Point point = read_point(p, end);
+    if (point.code == kBadPoint) return false;
+    p += point.bytes;
+  }
+  return true;
+}
 
 }  // namespace
 
@@ -94,6 +106,7 @@ void Vocabulary::check_tokens() const {
   need(offsets_[h.vocab] <= h.text.count, "token text");
   for (const uint32_t id : {h.bos, h.eos, h.unknown, h.pad}) need(id == kNone || id < h.vocab, "special ids");
   for (const uint32_t id : ends()) need(id < h.vocab, "end ids");
+  need(well_formed(pre()), "the pre-tokenizer's name");
 }
 
 // Ids that text may turn into without anybody asking for control tokens.
@@ -145,6 +158,7 @@ std::span<const uint32_t> Vocabulary::ends() const {
 uint32_t Vocabulary::char_id(uint32_t code) const {
   uint64_t i = pair_hash(0, code);
   for (uint32_t step = 0; step < kMaxProbe; ++step, ++i) {
+    count_steps(1);
     const CharSlot& slot = chars_[i & char_mask_];
     if (slot.code == code) return slot.id;
     if (slot.code == kNone) break;
@@ -154,11 +168,13 @@ uint32_t Vocabulary::char_id(uint32_t code) const {
 
 uint32_t Vocabulary::word_id(const uint8_t* p, size_t n) const {
   if (n > h_->longest_word) return kNone;
+  count_steps(n);
   const uint64_t hash = word_hash(p, n);
   uint64_t i = hash;
   for (uint32_t step = 0; step < kMaxProbe; ++step, ++i) {
     const WordSlot& slot = words_[i & word_mask_];
     if (slot.id == kNone) break;
+    count_steps(1);
     if (slot.tag != hash >> 32) continue;
     const std::string_view word = text(slot.id);
     if (word.size() == n && std::memcmp(word.data(), p, n) == 0) return slot.id;
@@ -168,7 +184,7 @@ uint32_t Vocabulary::word_id(const uint8_t* p, size_t n) const {
 
 uint32_t Vocabulary::child(const Node& node, uint8_t byte) const {
   for (uint32_t e = node.first_edge; e < node.first_edge + node.edges; ++e)
-    if (edges_[e].byte == byte) return edges_[e].child;
+    if (count_steps(1); edges_[e].byte == byte) return edges_[e].child;
   return kNone;
 }
 

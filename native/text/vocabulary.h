@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "text/pretokenize.h"
+#include "text/steps.h"
 
 namespace rebar::text {
 
@@ -102,6 +103,7 @@ class Vocabulary {
   const Merge* merge(uint32_t left, uint32_t right) const {
     uint64_t i = pair_hash(left, right);
     for (uint32_t step = 0; step < kMaxProbe; ++step, ++i) {
+      count_steps(1);
       const Merge& m = merges_[i & merge_mask_];
       if (m.left == left && m.right == right) return &m;
       if (m.left == kNone) return nullptr;

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 import unicodedata
 from dataclasses import replace
 
@@ -179,27 +178,6 @@ def test_decoding_can_leave_out_control_tokens() -> None:
     assert bpe().decode(ids) == "<|im_start|>the<tool_call><|im_end|>"
     assert bpe().decode(ids, skip_special=True) == "the<tool_call>"
     assert bpe().token_bytes(IM_END) == b"<|im_end|>"
-
-
-def seconds(tokenizer: Tokenizer, text: str) -> float:
-    """Processor time of one encoding, the best of three."""
-    best = float("inf")
-    for _ in range(3):
-        start = time.thread_time()
-        tokenizer.encode(text)
-        best = min(best, time.thread_time() - start)
-    return best
-
-
-@pytest.mark.parametrize("unit", ["a", " ", "\n", "é", "the", "\u0301\u0323", "<", "<tool", "'"])
-@pytest.mark.parametrize("pre", ["smollm", "qwen2"])
-def test_time_grows_no_worse_than_n_log_n(pre: str, unit: str) -> None:
-    """Servers hung on 200,000 times the same letter: merges were quadratic, or a regular expression
-    went back and forth. Eight times the text may take 8 log(8n)/log(n) < 10 times as long;
-    quadratic is 64.
-    """
-    short, long = unit * 25_000, unit * 200_000
-    assert seconds(bpe(pre), long) < 24 * max(seconds(bpe(pre), short), 1e-4)
 
 
 def test_threads_share_a_tokenizer() -> None:

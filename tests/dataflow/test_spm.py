@@ -7,7 +7,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rebar.errors import InputError
-from tests.dataflow.test_bpe import seconds
 from tests.dataflow.vocabularies import naive_spm, spm, spm_data
 
 WORDS = st.text(st.sampled_from("thefoxmrinz ,.123▁é中😀\t\x00"), max_size=60)
@@ -79,9 +78,3 @@ def test_bos_is_the_models_wish() -> None:
 def test_lone_surrogates_are_an_input_error() -> None:
     with pytest.raises(InputError, match="lone surrogate"):
         spm().encode("\ud83d")
-
-
-@pytest.mark.parametrize("unit", ["a", " ", "\n", "é", "the", "▁", "😀", "the "])
-def test_time_grows_no_worse_than_n_log_n(unit: str) -> None:
-    short, long = unit * 25_000, unit * 200_000
-    assert seconds(spm(), long) < 24 * max(seconds(spm(), short), 1e-4)

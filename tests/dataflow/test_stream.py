@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import sys
+from types import FrameType
+from typing import Any
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -149,3 +153,42 @@ def test_empty_stop_strings_and_unknown_ids_are_input_errors() -> None:
         TextStream(bpe(), ("a\ud800",))
     with pytest.raises(InputError):
         TextStream(bpe()).push(10**6)
+
+
+def lines_run(ids: list[int], stop: tuple[str, ...], tokenizer: Tokenizer) -> int:
+    """Lines of Python that streaming these ids executes."""
+    count = 0
+
+    def trace(frame: FrameType, event: str, _: Any) -> Any:
+        nonlocal count
+        count += event == "line" and frame.f_code.co_filename.endswith("stream.py")
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        deltas(ids, stop, tokenizer)
+    finally:
+        sys.settrace(before)
+    return count
+
+
+@pytest.mark.parametrize(
+    ("text", "stop"),
+    [
+        ("a", ("a" * 63 + "b",)),
+        ("ab", ("ab" * 32 + "c", "ba" * 32 + "c")),
+        ("é", ("é" * 64 + "x",)),
+        ("<|im_st", ("<|im_start|>", "<|im_end|>")),
+        ("x", ()),
+        ("\U0001f468\u200d", ("\u200d\u200d",)),
+    ],
+)
+def test_the_work_of_streaming_grows_as_the_text(text: str, stop: tuple[str, ...]) -> None:
+    """Counted in lines, not seconds: four times the ids, four times the lines. A search that went
+    back for each beginning of a stop would pass the bound of lines per id.
+    """
+    ids = byte_ids(text.encode())
+    short, long = (lines_run(ids * n, stop, bpe()) for n in (250, 1000))
+    assert long < 4.1 * short
+    assert long < 1000 * len(ids) * (12 + 24 * max(1, len(stop)))

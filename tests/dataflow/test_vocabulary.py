@@ -155,18 +155,25 @@ def test_a_circle_in_the_tree_is_refused() -> None:
         Tokenizer(edited(BPE, offset + 4, 0, 4))
 
 
+def test_a_name_that_is_no_text_is_damage() -> None:
+    """The name is shown to people: bytes that are no UTF-8 were a UnicodeDecodeError once."""
+    offset, _ = section(BPE, "pre")
+    with pytest.raises(CorruptFileError, match="name"):
+        Tokenizer(edited(BPE, offset, 0xFF, 1))
+
+
 @settings(max_examples=200, deadline=None)
 @given(
-    table=st.sampled_from([BPE, SPM]),
+    kind=st.sampled_from(["bpe", "spm"]),
     edits=st.lists(
         st.tuples(st.integers(0, 1 << 20), st.binary(min_size=1, max_size=8)),
         min_size=1,
         max_size=4,
     ),
 )
-def test_any_sealed_table_is_refused_or_works(table: bytes, edits: list[tuple[int, bytes]]) -> None:
+def test_any_sealed_table_is_refused_or_works(kind: str, edits: list[tuple[int, bytes]]) -> None:
     """With the checksum put right, only the checks behind it stand between the table and memory."""
-    changed = bytearray(table)
+    changed = bytearray(BPE if kind == "bpe" else SPM)
     for at, value in edits:
         at %= len(changed) - 8
         changed[at : at + len(value)] = value

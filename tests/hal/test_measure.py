@@ -1,4 +1,4 @@
-"""Peak memory and read bandwidth."""
+"""Peak memory, and what the machine gives."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import pytest
 
-from rebar.hal.measure import peak_resident_bytes, read_bandwidth
+from rebar.errors import DeviceError
+from rebar.hal.measure import Buffer, Gauge, Rate, largest_cache, peak_resident_bytes
 
 SOURCE = Path(__file__).parents[2] / "src"
 
@@ -50,6 +52,50 @@ def test_without_proc_there_is_still_an_answer(tmp_path: Path) -> None:
     assert peak_resident_bytes(tmp_path / "nothing") > 1 << 20
 
 
-def test_bandwidth_is_of_this_world() -> None:
-    """Between a slow disk and the largest cache: the unit is bytes a second."""
-    assert 1e8 < read_bandwidth(1, nbytes=16 << 20, passes=2) < 1e13
+def test_the_largest_cache_is_the_systems(tmp_path: Path) -> None:
+    for index, size in enumerate(("32K", "1024K", "32768K", "unknown")):
+        (tmp_path / f"index{index}").mkdir()
+        (tmp_path / f"index{index}/size").write_text(size + "\n")
+    assert largest_cache(tmp_path) == 32 << 20
+    assert largest_cache(tmp_path / "nothing") == 0
+
+
+def test_a_rate_is_the_median_with_its_spread() -> None:
+    assert Rate.of([5.0, 1.0, 2.0]) == Rate(2.0, 1.0, 5.0)
+
+
+@pytest.mark.parametrize("huge", [False, True])
+def test_a_buffer_is_there_and_begins_at_a_large_page(huge: bool) -> None:
+    buffer = Buffer(5 << 20, huge=huge)
+    assert buffer.data.nbytes == 5 << 20
+    assert buffer.data.ctypes.data % (2 << 20) == 0
+    assert buffer.data.min() == 1
+    assert 0 <= buffer.huge_bytes <= (8 << 20 if huge else 0)
+
+
+def test_everything_is_of_this_world() -> None:
+    """Between a slow disk and the largest cache; between a pocket calculator and a supercomputer;
+    a launch within a second. The units are bytes, operations and seconds."""
+    gauge = Gauge(2)
+    buffer = Buffer(1 << 20, huge=False)
+    for threads in (1, 2):
+        assert 1e7 < gauge.read(buffer, 1 << 20, threads, passes=1).median < 1e14
+    for kind in ("int8", "f32"):
+        assert 1e6 < gauge.operations(kind, passes=1).median < 1e16
+    for price in (
+        gauge.launch(1, 10),
+        gauge.meeting(asleep=True, passes=1),
+        gauge.meeting(asleep=False, passes=1),
+        gauge.native_call(1, 10),
+    ):
+        assert 0 < price.median < 1
+
+
+def test_what_cannot_be_measured_is_refused() -> None:
+    gauge = Gauge(3)
+    with pytest.raises(DeviceError, match="at least 6,144 bytes"):
+        gauge.read(Buffer(2048, huge=False), 2048)
+    with pytest.raises(DeviceError, match="int8 or f32"):
+        gauge.operations("f64")
+    with pytest.raises(DeviceError, match="not available"):
+        gauge.operations("f32", isa="mmx")

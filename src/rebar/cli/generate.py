@@ -34,7 +34,7 @@ def generate(
     """
     text = read_text(prompt)
     chosen = (sampling or SamplingFlags()).keywords()
-    with load_named(model, flags or EngineFlags(), offline=offline) as loaded:
+    with load_named(model, flags or EngineFlags(), offline=offline, chat=chat) as loaded:
         if json:
             begin = time.perf_counter()
             answer = (loaded.chat if chat else loaded.generate)(text, **chosen)

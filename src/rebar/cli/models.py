@@ -22,13 +22,13 @@ def open_named(name: str, *, offline: bool = False) -> ModelFile:
         return open_converted(name, where.cache, hub=where.hub, progress=shown, offline=offline)
 
 
-def load_named(name: str, flags: EngineFlags, *, offline: bool = False) -> Model:
-    """The model ready to answer in this process."""
+def load_named(name: str, flags: EngineFlags, *, offline: bool = False, chat: bool = True) -> Model:
+    """The model ready to answer in this process. chat False: it will only continue texts."""
     from rebar.service.loading import load_model
     from rebar.service.local import Model
 
     file = open_named(name, offline=offline)
     options = flags.runner_options(places().isa)
     with progress() as shown:
-        loaded = load_model(file, options, name=name, progress=shown)
+        loaded = load_model(file, options, name=name, chat=chat, progress=shown)
     return Model(loaded.served, loaded.engine)

@@ -25,6 +25,7 @@ MODEL = {"model", "offline", "threads", "memory", "max_context", "kv_tokens"}
 SAMPLING = {"max_tokens", "temperature", "top_p", "top_k", "min_p", "seed", "stop"}
 SERVING = {"host", "port", "api_model_name"}
 OTHERS = {"prompt", "text", "source", "target", "system", "chat", "special", "force", "json"}
+OTHERS |= {"only", "repeats"}
 FLAGS = frozenset(MODEL | SAMPLING | SERVING | OTHERS)
 PLACES = frozenset(["cache", "isa"])
 

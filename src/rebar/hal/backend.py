@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from importlib.metadata import entry_points
 from typing import Protocol
 
 from rebar import _native
@@ -105,19 +104,39 @@ def check(launch: Launch, limits: Limits) -> None:
             )
 
 
-def backends() -> dict[str, BackendFactory]:
-    """Every back end at hand: the built-in `cpu` and `ref`, and those of installed packages."""
+def _cpu() -> BackendFactory:
     from rebar.hal.cpu import CpuBackend
+
+    return CpuBackend
+
+
+def _ref() -> BackendFactory:
     from rebar.hal.ref import RefBackend
 
-    found: dict[str, BackendFactory] = {"cpu": CpuBackend, "ref": RefBackend}
+    return RefBackend
+
+
+_BUILT_IN: dict[str, Callable[[], BackendFactory]] = {"cpu": _cpu, "ref": _ref}
+
+
+def backends() -> dict[str, BackendFactory]:
+    """Every back end at hand: the built-in `cpu` and `ref`, and those of installed packages."""
+    from importlib.metadata import entry_points
+
+    found = {name: factory() for name, factory in _BUILT_IN.items()}
     for point in entry_points(group=ENTRY_POINT_GROUP):
         found.setdefault(point.name, point.load())
     return found
 
 
 def open_backend(name: str, threads: int, isa: str | None = None) -> Backend:
-    """The back end of that name; DeviceError naming those that exist."""
+    """The back end of that name; DeviceError naming those that exist.
+
+    Installed packages are asked for names that are not built in: reading their metadata takes
+    longer than loading a small model.
+    """
+    if name in _BUILT_IN:
+        return _BUILT_IN[name]()(threads, isa)
     known = backends()
     if name not in known:
         raise DeviceError(

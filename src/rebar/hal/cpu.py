@@ -40,7 +40,7 @@ class CpuBackend:
             )
         self.isa = isa_number(isa)
         self.threads = threads
-        self._pool = _native.Pool(threads)
+        self.pool = _native.Pool(threads)
 
     def describe(self) -> str:
         """One line about this device."""
@@ -48,7 +48,7 @@ class CpuBackend:
 
     def program(self, limits: Limits) -> Program:
         """An empty program on this pool."""
-        return CpuProgram(self._pool, self.isa, limits)
+        return CpuProgram(self.pool, self.isa, limits)
 
 
 def _address(operand: Rows | QuantizedRows | Vector | None) -> int:

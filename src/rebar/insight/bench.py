@@ -1,8 +1,9 @@
-"""The engine's speed without a server: prompt, decode alone, decode of eight, load time, memory.
+"""The engine's speed without a server, each figure beside its ceiling, measured in the same run:
+before and after, of which the better counts, for a machine with neighbours has slow minutes.
 
-Measured in a fresh process, so that load time and peak memory are those of an engine and nothing
-else. Ids are random: no prefix repeats, and no end id ends a run early. bench/compare_peers.py
-gives the same work to other engines.
+The engine runs in a fresh process, so that load time and peak memory are those of an engine and
+nothing else. figures.py says what is run, ceilings.py what the machine would allow.
+bench/compare_peers.py gives the same work to other engines.
 """
 
 from __future__ import annotations
@@ -12,66 +13,135 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cache
 from importlib.metadata import version
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from rebar import _native
 from rebar.errors import EngineError, RebarError
-from rebar.graph import ModelFile, Row, Runner, RunnerOptions, SamplingParams, Sequence, load_runner
+from rebar.graph import RunnerOptions, load_runner
 from rebar.graph.weights import open_model
-from rebar.graph.weights.pack import packed_nbytes
-from rebar.hal.measure import peak_resident_bytes, read_bandwidth
+from rebar.hal import read_machine
+from rebar.hal.measure import READ_BLOCK, Buffer, Gauge, largest_cache, peak_resident_bytes
+from rebar.insight.ceilings import ModelWork, Peaks, Work
+from rebar.insight.figures import EngineBench, Figure, chosen
 
-PROMPT, DECODE, ROWS, ROW_DECODE = 512, 64, 8, 32
-FIRST_ID = 100  # below lie the control ids of every family
-MARGIN = 1000  # and, in some, above
-GREEDY = SamplingParams(temperature=0.0)
+WARM = (Figure("warm-up", prompt=64), Figure("warm-up", steps=8))
 
 Report = Callable[[str], None]
-Result = dict[str, Any]
+Facts = dict[str, Any]
 
 
 def bench_engine(
     path: Path,
     options: RunnerOptions | None = None,
     *,
-    repeats: int = 3,
-    report: Report | None = None,
-) -> Result:
-    """One line of facts about `path` on this machine; medians of `repeats` runs.
+    only: tuple[str, ...] = (),
+    repeats: int = 5,
+    report: Report,
+) -> Facts:
+    """Facts about the model at `path` on this machine, `only` the figures chosen.
 
-    prefill512_tok_s: a prompt of 512 ids. decode1_tok_s: one id at a time after 16. decode8_tok_s:
-    eight sequences, one id each a step, the sum. load_s: until the first step may run. peak_rss_mb:
-    MB (10^6) of the whole process. spread: lowest and highest of the runs. read_gb_s: what the
-    machine's memory gives the same threads; decode1_ceiling_tok_s: how often a second the weights
-    that one id needs can be read at that rate. Errors: those of loading, EngineError when the
-    measuring process dies.
+    figures: by name, tok_s (median of `repeats` runs), low and high; ceiling_tok_s, the share of it
+    that was reached, and its limit (memory or arithmetic). skipped: why a figure could not be run.
+    ceilings: read_gb_s as taken for a step of all weights, weights_gb_s what a working set of their
+    size gave just now, int8_gop_s, f32_gop_s. load_s: until the first step may run. peak_rss_mb: MB
+    (10^6) of the whole process. plan_mb: its pools.
+    Errors: InputError for an unknown figure, those of loading, EngineError when the measuring
+    process dies.
     """
-    report = report or _to_stderr
-    result = _in_fresh_process(path, options or RunnerOptions(), repeats)
-    report("memory bandwidth")
-    rate = read_bandwidth(result["threads"])
-    needed = result.pop("decode1_bytes")
-    return result | {
-        "read_gb_s": round(rate / 1e9, 2),
-        "decode1_read_mb": round(needed / 1e6, 1),
-        "decode1_ceiling_tok_s": round(rate / needed, 1),
+    figures, options = chosen(only), options or RunnerOptions()
+    gauge = Gauge(options.threads or read_machine().cores, options.isa)
+    report("ceilings, before")
+    before = peaks(gauge)
+    measured = _in_fresh_process(path, options, figures, repeats)
+    report("ceilings, after")
+    facts = measured.facts | beside(measured, before.best(peaks(gauge)))
+    now = min(measured.weights.nbytes, memory_set())
+    facts["ceilings"] |= {"weights_gb_s": round(read_rate(gauge, now) / 1e9, 2)}
+    return facts
+
+
+@dataclass(slots=True)
+class Measured:
+    """What comes from the measuring process: facts; by figure its runs (tokens a second), its ids
+    a run and the work of its steps; the weights of all layers and the head."""
+
+    facts: Facts
+    runs: dict[str, list[float]] = field(default_factory=dict)
+    tokens: dict[str, int] = field(default_factory=dict)
+    work: dict[str, list[Work]] = field(default_factory=dict)
+    weights: Work = field(default_factory=Work)
+
+
+def peaks(gauge: Gauge) -> Peaks:
+    """What the machine gives these threads. What fits the largest cache is read from there, the
+    rest from memory: how much of a working set of two or three caches' size stays in them from one
+    step to the next is luck of the hour and of neighbours (measured for one such set: 38 to 83
+    GB/s), no ceiling to be held against. An engine in luck shows a share above 100 %.
+    """
+    cached, memory = largest_cache(), memory_set()
+
+    @cache
+    def measured(nbytes: int) -> float:
+        return read_rate(gauge, nbytes)
+
+    def read(nbytes: int) -> float:
+        return measured(nbytes if nbytes <= cached else memory)
+
+    measured(memory)  # now, whenever it is asked for
+
+    return Peaks(read, gauge.operations("int8").median, gauge.operations("f32").median)
+
+
+def memory_set() -> int:
+    """Bytes that no cache holds a good part of."""
+    return max(256 << 20, 4 * largest_cache())
+
+
+def read_rate(gauge: Gauge, nbytes: int) -> float:
+    """Bytes a second from a working set of nbytes in 2 MiB pages."""
+    grain = gauge.threads * READ_BLOCK
+    size = -(-nbytes // grain) * grain
+    return gauge.read(Buffer(size, huge=True), size).median
+
+
+def beside(measured: Measured, allowed: Peaks) -> Facts:
+    """Figures with their ceilings, and the ceilings."""
+    figures: dict[str, Facts] = {}
+    for name, rates in measured.runs.items():
+        floors = [allowed.floor(work) for work in measured.work[name]]
+        ceiling = measured.tokens[name] / sum(seconds for seconds, _ in floors)
+        median = statistics.median(rates)
+        figures[name] = {
+            "tok_s": round(median, 1),
+            "low": round(min(rates), 1),
+            "high": round(max(rates), 1),
+            "ceiling_tok_s": round(ceiling, 1),
+            "share": round(median / ceiling, 3),
+            "limit": max(floors)[1],
+        }
+    return {
+        "figures": figures,
+        "ceilings": {
+            "read_gb_s": round(allowed.read(measured.weights.nbytes) / 1e9, 2),
+            "int8_gop_s": round(allowed.int8 / 1e9, 1),
+            "f32_gop_s": round(allowed.f32 / 1e9, 1),
+        },
     }
 
 
-def _to_stderr(line: str) -> None:
-    sys.stderr.write(f"bench: {line}\n")
-    sys.stderr.flush()
-
-
-def _in_fresh_process(path: Path, options: RunnerOptions, repeats: int) -> Result:
+def _in_fresh_process(
+    path: Path, options: RunnerOptions, figures: list[Figure], repeats: int
+) -> Measured:
     context = multiprocessing.get_context("spawn")
     receiver, sender = context.Pipe(duplex=False)
-    process = context.Process(target=_measure_into, args=(sender, path, options, repeats))
+    process = context.Process(
+        target=_measure_into, args=(sender, path, options, figures, repeats), daemon=True
+    )
     process.start()
     sender.close()
     try:
@@ -79,15 +149,14 @@ def _in_fresh_process(path: Path, options: RunnerOptions, repeats: int) -> Resul
     except EOFError:
         answer = None
     process.join()
-    if answer is None:
+    if isinstance(answer, _Failure):
+        raise answer.error()
+    if not isinstance(answer, Measured):
         raise EngineError(
             f"the measuring process ended with code {process.exitcode} and said nothing. "
             "Look for its last words above; if it was killed, try a smaller --memory."
         )
-    if isinstance(answer, _Failure):
-        raise answer.error()
-    result: Result = answer
-    return result
+    return answer
 
 
 class _Failure:
@@ -102,122 +171,72 @@ class _Failure:
         return error
 
 
-def _measure_into(sender: Connection, path: Path, options: RunnerOptions, repeats: int) -> None:
+def _measure_into(
+    sender: Connection, path: Path, options: RunnerOptions, figures: list[Figure], repeats: int
+) -> None:
+    def report(line: str) -> None:
+        print(f"bench: {line}", file=sys.stderr, flush=True)
+
     try:
-        sender.send(measure(path, options, repeats, _to_stderr))
+        sender.send(measure(path, options, figures, repeats, report))
     except RebarError as error:
         sender.send(_Failure(error))
 
 
-def measure(path: Path, options: RunnerOptions, repeats: int, report: Report) -> Result:
+def measure(
+    path: Path, options: RunnerOptions, figures: list[Figure], repeats: int, report: Report
+) -> Measured:
     """The measurement itself, in this process."""
     report(f"loading {path.name}")
     begin = time.perf_counter()
     model = open_model(path)
     runner = load_runner(model, options)
     load = time.perf_counter() - begin
+    per_position = runner.kv.block_bytes // runner.kv.block_size // model.config.layers
+    unavoidable = ModelWork.of(model, per_position)
+    measured = Measured({"engine": "rebar", "model": path.name, "version": version("rebar-llm")})
+    measured.weights = unavoidable.layers + unavoidable.head
     bench = EngineBench(runner)
-    bench.prefill(64)
-    bench.decode(8)
-    plan: dict[str, Callable[[], list[float]]] = {
-        "prefill512_tok_s": lambda: [bench.prefill(PROMPT) for _ in range(repeats)],
-        "decode1_tok_s": lambda: [bench.decode(DECODE) for _ in range(repeats)],
-        "decode8_tok_s": lambda: bench.decode_rows(ROWS, ROW_DECODE, repeats),
+    skipped: dict[str, str] = {}
+    for figure in (*(w for w in WARM if not bench.obstacle(w)), *figures):
+        if obstacle := bench.obstacle(figure):
+            skipped[figure.name] = obstacle
+            continue
+        report(figure.name)
+        rates = bench.run(figure, repeats if figure in figures else 1)
+        if figure in figures:
+            measured.runs[figure.name] = rates
+            measured.tokens[figure.name] = figure.tokens
+            measured.work[figure.name] = figure.work(unavoidable, runner.max_rows)
+    measured.facts |= {
+        "threads": runner.device.threads,
+        "isa": options.isa or _native.best_isa(),
+        "load_s": round(load, 3),
+        "peak_rss_mb": round(peak_resident_bytes() / 1e6, 1),
+        "plan_mb": {e.pool: round(e.nbytes / 1e6, 1) for e in runner.plan.entries},
+        "weights_mb": round(measured.weights.nbytes / 1e6, 1),
+        "skipped": skipped,
     }
-    runs: dict[str, list[float]] = {}
-    for name, run in plan.items():
-        report(name)
-        runs[name] = run()
-    facts: Result = {"engine": "rebar", "model": path.name, "version": version("rebar-llm")}
-    facts |= {"threads": runner.device.threads, "isa": options.isa or _native.best_isa()}
-    facts |= {name: round(statistics.median(values), 1) for name, values in runs.items()}
-    facts |= {"load_s": round(load, 3), "peak_rss_mb": round(peak_resident_bytes() / 1e6, 1)}
-    facts["spread"] = {n: [round(min(v), 1), round(max(v), 1)] for n, v in runs.items()}
-    facts["decode1_bytes"] = weight_bytes(model)
     runner.close()
-    return facts
+    return measured
 
 
-def weight_bytes(model: ModelFile) -> int:
-    """Bytes of packed matrices that one id reads: all but the embedding, unless it is the head."""
-    matrices = [
-        t
-        for name, t in model.tensors.items()
-        if len(t.shape) == 2 and (name != "embed.weight" or "head.weight" not in model.tensors)
+def table(facts: Facts) -> list[str]:
+    """The facts for people."""
+    ceilings = facts["ceilings"]
+    lines = [
+        f"{facts['model']}, {facts['isa']}, threads: {facts['threads']}; loaded in "
+        f"{facts['load_s']} s; peak {facts['peak_rss_mb']:,} MB",
+        f"the machine reads {ceilings['read_gb_s']} GB/s (the weights' {facts['weights_mb']:,} MB, "
+        f"cached as they happen to be, at {ceilings['weights_gb_s']}); "
+        f"{ceilings['int8_gop_s']:,} Gop/s int8, {ceilings['f32_gop_s']:,} f32",
+        "",
+        f"{'':<16}{'tok/s':>10}{'low':>10}{'high':>10}{'ceiling':>10}{'share':>8}  limit",
     ]
-    return sum(packed_nbytes(t.type, *t.shape) for t in matrices)
-
-
-class EngineBench:
-    """The three runs over one runner; each returns tokens a second."""
-
-    def __init__(self, runner: Runner, seed: int = 0) -> None:
-        self.runner = runner
-        self._rng = np.random.default_rng(seed)
-        self._top = max(FIRST_ID + 1, runner.config.vocab_size - MARGIN)
-
-    def prefill(self, count: int) -> float:
-        """A prompt of `count` ids, logits of the last."""
-        sequence = self._sequence(count, count + 1)
-        begin = time.perf_counter()
-        self._compute(sequence)
-        seconds = time.perf_counter() - begin
-        self._release(sequence)
-        return count / seconds
-
-    def decode(self, count: int) -> float:
-        """`count` steps of one id, after a prompt of 16."""
-        sequence = self._sequence(16, 16 + count + 1)
-        self._compute(sequence)
-        begin = time.perf_counter()
-        for _ in range(count):
-            self._advance([sequence])
-        seconds = time.perf_counter() - begin
-        self._release(sequence)
-        return count / seconds
-
-    def decode_rows(self, rows: int, count: int, repeats: int) -> list[float]:
-        """`repeats` times `count` steps of `rows` sequences, after prompts of 8, in one go."""
-        sequences = [self._sequence(8, 8 + repeats * count + 1) for _ in range(rows)]
-        for sequence in sequences:
-            self._compute(sequence)
-        rates = []
-        for _ in range(repeats):
-            begin = time.perf_counter()
-            for _ in range(count):
-                self._advance(sequences)
-            rates.append(rows * count / (time.perf_counter() - begin))
-        for sequence in sequences:
-            self._release(sequence)
-        return rates
-
-    def _id(self) -> int:
-        return int(self._rng.integers(FIRST_ID, self._top))
-
-    def _sequence(self, count: int, capacity: int) -> Sequence:
-        sequence = Sequence.of([self._id() for _ in range(count)], capacity, GREEDY)
-        sequence.blocks = self.runner.kv.allocate(-(-capacity // self.runner.kv.block_size))
-        return sequence
-
-    def _release(self, sequence: Sequence) -> None:
-        self.runner.kv.release(sequence.blocks)
-
-    def _compute(self, sequence: Sequence) -> None:
-        """Everything that is known, in steps as large as the runner takes; then one more id."""
-        end = sequence.total
-        while sequence.computed < end:
-            first = sequence.computed
-            count = min(self.runner.max_rows, end - first)
-            last = range(end - 1, end) if first + count == end else range(0)
-            self.runner.step([Row(sequence, first, count, last)])
-            sequence.computed = first + count
-        sequence.append(self._id())
-
-    def _advance(self, sequences: list[Sequence]) -> None:
-        """One step: the last id of each sequence is computed, the next is sampled and replaced by a
-        random one, as for the peers."""
-        rows = [Row(s, s.computed, 1, range(s.computed, s.computed + 1)) for s in sequences]
-        self.runner.step(rows)
-        for sequence in sequences:
-            sequence.computed += 1
-            sequence.append(self._id())
+    for name, f in facts["figures"].items():
+        numbers = (f["tok_s"], f["low"], f["high"], f["ceiling_tok_s"])
+        lines.append(
+            f"{name:<16}" + "".join(f"{n:>10,.1f}" for n in numbers)
+            + f"{f['share']:>8.0%}  {f['limit']}"
+        )  # fmt: skip
+    return lines + [f"{name:<16}skipped: {why}" for name, why in facts["skipped"].items()]

@@ -5,13 +5,13 @@ from __future__ import annotations
 import time
 from functools import partial
 
-from rebar.dataflow.text import ChatTemplate, TextStream, Tokenizer
+from rebar.dataflow.text import TextStream, Tokenizer
 from rebar.errors import CorruptFileError
 from rebar.graph import ModelFile, RunnerOptions, load_runner
 from rebar.graph.sequence import Row, SamplingParams, Sequence
 from rebar.graph.weights.model_file import Progress
 from rebar.service.engine import DEFAULT_MAX_RUNNING, InferenceEngine
-from rebar.service.interfaces import StepRunner
+from rebar.service.interfaces import ChatRenderer, StepRunner
 from rebar.service.messages import EngineLimits
 from rebar.service.model import LoadedModel, ServedModel
 
@@ -27,9 +27,11 @@ def load_model(
     aliases: tuple[str, ...] = (),
     max_running: int = DEFAULT_MAX_RUNNING,
     max_waiting: int = DEFAULT_MAX_WAITING,
+    chat: bool = True,
     progress: Progress | None = None,
 ) -> LoadedModel:
-    """Loads what `open_converted` opened. name: what callers call it.
+    """Loads what `open_converted` opened. name: what callers call it. chat False: without the
+    chat template, for callers who only continue texts.
 
     Raises MemoryBudgetError before anything is loaded, ContextLengthError, ModelFileError,
     DeviceError.
@@ -40,7 +42,7 @@ def load_model(
             f"{file.path}: {tokenizer.vocab_size} tokens for an embedding of "
             f"{file.config.vocab_size} rows. Convert the model again from its source."
         )
-    template = ChatTemplate(file.chat_template, tokenizer) if file.chat_template else None
+    template = _template(file.chat_template, tokenizer) if chat and file.chat_template else None
     # Rows that only pad the embedding have no text: they are never sampled.
     runner = load_runner(file, options, vocab_size=tokenizer.vocab_size, progress=progress)
     max_running = min(max_running, runner.max_sequences)
@@ -58,6 +60,12 @@ def load_model(
     )
     served = ServedModel(name, tokenizer, template, limits, int(time.time()), aliases)
     return LoadedModel(served, engine)
+
+
+def _template(source: str, tokenizer: Tokenizer) -> ChatRenderer:
+    from rebar.dataflow.text import ChatTemplate
+
+    return ChatTemplate(source, tokenizer)
 
 
 def warm_up(runner: StepRunner) -> None:

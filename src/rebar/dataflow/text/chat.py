@@ -157,10 +157,19 @@ def _compiled(sandbox: TemplateSandbox, source: str) -> Template:
 
 
 def _check_complete(rendered: str, messages: list[dict[str, Any]]) -> None:
-    """Refuses a prompt that lacks what a user or system message says."""
+    """Refuses a prompt that lacks what a user or system message says.
+
+    Looks on from the last one found, since templates write them in order: to read the whole prompt
+    again for each message would be quadratic.
+    """
+    at = 0
     for i, message in enumerate(messages):
+        if message["role"] not in {"system", "user"}:
+            continue
         text = message["content"].strip()
-        if message["role"] in {"system", "user"} and text not in rendered:
+        found = rendered.find(text, at)
+        at = rendered.find(text) if found < 0 else found
+        if at < 0:
             raise InputError(
                 f"the model's chat template leaves out messages[{i}] (role {message['role']}). "
                 "Put its text into a message the template takes.",

@@ -71,7 +71,7 @@ class Tokenizer:
         Without `special` no control id comes out of text, whatever it says; user-defined tokens,
         which are ordinary vocabulary, are matched whole as in the reference. With `special` control
         tokens written in the text are taken as such. bos: put the beginning-of-text id first; None:
-        as the model says. Raises InputError for lone surrogates. Time grows as n log n at worst.
+        as the model says. Raises InputError for lone surrogates. Time grows as the text's length.
         """
         ids = self._encode(text, special)
         if (self.add_bos if bos is None else bos) and self.bos_id is not None:

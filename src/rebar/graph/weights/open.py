@@ -1,4 +1,8 @@
-"""Opens a model file by what it contains, whatever its name says."""
+"""Opens a model file by what it contains, whatever its name says.
+
+A reader is imported when a file of its kind is opened: most starts map a .rebar file and need no
+other.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +10,11 @@ import stat
 from pathlib import Path
 
 from rebar.errors import MissingFileError, UnsupportedModelError
-from rebar.graph.weights import gguf, rebar_format
-from rebar.graph.weights.gguf_model import open_gguf
-from rebar.graph.weights.hf_model import open_hf_folder
+from rebar.graph.weights import rebar_format
 from rebar.graph.weights.model_file import ModelFile
 from rebar.graph.weights.rebar_reader import open_rebar
+
+GGUF_MAGIC = b"GGUF"
 
 
 def open_model(path: Path) -> ModelFile:
@@ -20,9 +24,13 @@ def open_model(path: Path) -> ModelFile:
     MissingFileError, CorruptFileError or UnsupportedModelError.
     """
     if path.is_dir():
+        from rebar.graph.weights.hf_model import open_hf_folder
+
         return open_hf_folder(path)
     beginning = _beginning(path)
-    if beginning.startswith(gguf.MAGIC):
+    if beginning.startswith(GGUF_MAGIC):
+        from rebar.graph.weights.gguf_model import open_gguf
+
         return open_gguf(path)
     if beginning.startswith(rebar_format.MAGIC):
         return open_rebar(path)

