@@ -76,13 +76,13 @@ RB_INLINE const uint8_t* in_block(const Batch& b, const uint8_t* head, int32_t b
 }
 
 // Blocks lie anywhere, so the hardware does not foresee the next one. A pass over keys is followed by one over values: what is read
-// kAhead blocks later is asked for now, into the second cache (locality 2), which waits for more lines at once than the first: 29
+// kBlocksAhead blocks later is asked for now, into the second cache (locality 2), which waits for more lines at once than the first: 29
 // against 24 GB/s at a depth of 4096. A head of a block is 2 KB, 0.1 us at a thread's share of memory, and memory answers within
 // that: two are enough, four or eight no better.
-constexpr int kAhead = 2;
+constexpr int kBlocksAhead = 2;
 
 RB_INLINE const uint8_t* ahead_of_keys(const Batch& b, const Span& s, int32_t block) {
-  const int32_t next = block + kAhead, over = next - s.last_block - 1;
+  const int32_t next = block + kBlocksAhead, over = next - s.last_block - 1;
   if (over < 0) return in_block(b, b.keys, next);
   return in_block(b, b.values, least(s.first_block + over, s.last_block));
 }
@@ -208,7 +208,7 @@ RB_INLINE void value_columns(const Batch& b, const Room& r, const Span& span, in
   for (int32_t j = range.first; j <= range.last;) {
     const int32_t block = j / kBlock, slot = j % kBlock, count = least(kBlock - slot, range.last - j + 1);
     const uint8_t* head = in_block(b, b.values, block);
-    const uint8_t* ahead = in_block(b, b.values, least(block + kAhead, span.last_block));
+    const uint8_t* ahead = in_block(b, b.values, least(block + kBlocksAhead, span.last_block));
     const int64_t offset = static_cast<int64_t>(slot) * width + d * KV::kBytes;
     if constexpr (KV::kScaled) {  // the weight of a position for this group of dimensions
       float scaled[N * 16];
