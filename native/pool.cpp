@@ -2,7 +2,7 @@
 
 #include <chrono>
 #include <cstdlib>
-#include <limits>
+#include <cstring>
 #include <new>
 #include <stdexcept>
 
@@ -12,6 +12,9 @@ namespace {
 // Between two launches of a step workers are idle for 1-20 us; a futex sleep and wake costs 5-50 us. Spinning a little
 // longer than the longest serial stretch keeps them awake through a step and lets them sleep between requests.
 constexpr auto kSpin = std::chrono::microseconds(80);
+
+// Begin and end of a range take 16 bits each; a launch of more tasks than that is claimed in units of several.
+constexpr int64_t kMostUnits = 0xffff;
 
 void relax() {
 #if defined(__x86_64__)
@@ -34,6 +37,13 @@ bool spin(Ready ready) {
   }
 }
 
+uint64_t pack(uint32_t epoch, int64_t begin, int64_t end) {
+  return static_cast<uint64_t>(epoch) << 32 | static_cast<uint64_t>(begin) << 16 | static_cast<uint64_t>(end);
+}
+
+// Where the range of thread i of n begins, of so many tasks or units.
+int64_t share(int64_t count, int i, int n) { return count * i / n; }
+
 }  // namespace
 
 void Pool::Free::operator()(std::byte* p) const { std::free(p); }
@@ -41,6 +51,7 @@ void Pool::Free::operator()(std::byte* p) const { std::free(p); }
 Pool::Pool(int threads) {
   if (threads < 1 || threads > 256) throw std::invalid_argument("a pool has 1 to 256 threads");
   scratch_.resize(static_cast<size_t>(threads));
+  ranges_ = std::make_unique<Range[]>(static_cast<size_t>(threads));
   workers_.reserve(static_cast<size_t>(threads) - 1);
   for (int i = 1; i < threads; ++i) workers_.emplace_back([this, i] { worker(i); });
 }
@@ -63,21 +74,30 @@ void Pool::reserve_scratch(size_t bytes) {
   scratch_capacity_ = rounded;
 }
 
+// A launch's scratch says so in its first bytes when it holds nothing yet (rebar.h).
+void Pool::begin(int index) {
+  if (scratch_capacity_ >= 8) std::memset(scratch_[static_cast<size_t>(index)].get(), 0, 8);
+}
+
 void Pool::run(const Job& job) {
   const int64_t tasks = job.kernel->tasks(job.args, job.step);
   if (tasks <= 0) return;
   if (tasks == 1 || workers_.empty()) {  // nothing to share: the others are not disturbed
+    begin(0);
     job.kernel->run(job.args, job.step, 0, tasks, scratch_[0].get());
     return;
   }
-  if (tasks > std::numeric_limits<uint32_t>::max() / 2) throw std::length_error("a launch of too many tasks");
+  // No thread claims while the job is set up: the ranges of the last job are empty, or it would not have ended.
   const uint32_t epoch = epoch_.load(std::memory_order_relaxed) + 1;
-  // Closed first: a thread still looking at the last job that reads the new tasks_ finds its ticket gone.
-  ticket_.store((static_cast<uint64_t>(epoch) << 32) | std::numeric_limits<uint32_t>::max(), std::memory_order_release);
-  tasks_.store(static_cast<uint32_t>(tasks), std::memory_order_release);
   job_ = job;
+  tasks_ = tasks;
+  unit_ = (tasks + kMostUnits - 1) / kMostUnits;
   unfinished_.store(tasks, std::memory_order_relaxed);
-  ticket_.store(static_cast<uint64_t>(epoch) << 32, std::memory_order_release);
+  const int64_t units = (tasks + unit_ - 1) / unit_;
+  for (int i = 0; i < threads(); ++i) {
+    const uint64_t range = pack(epoch, share(units, i, threads()), share(units, i + 1, threads()));
+    ranges_[static_cast<size_t>(i)].packed.store(range, std::memory_order_release);
+  }
   epoch_.store(epoch);  // sequentially consistent with sleepers_: either we see the sleeper or it sees the epoch
   if (sleepers_.load() > 0) epoch_.notify_all();
   work(epoch, 0);
@@ -85,21 +105,35 @@ void Pool::run(const Job& job) {
   while (!spin(done)) std::this_thread::yield();  // another thread lost its core in mid-piece
 }
 
+// From the front a quarter of what is left, so that a thread that loses its core holds little; from the back as much
+// of what the owner has not reached. Single units at the end.
+bool Pool::claim(Range& range, uint32_t epoch, Side side, Piece& piece) {
+  uint64_t packed = range.packed.load(std::memory_order_acquire);
+  for (;;) {
+    const int64_t begin = packed >> 16 & 0xffff, end = packed & 0xffff;
+    if (static_cast<uint32_t>(packed >> 32) != epoch || begin == end) return false;
+    const int64_t units = end - begin < 4 ? 1 : (end - begin) / 4;
+    const bool front = side == Side::kFront;
+    const uint64_t left = pack(epoch, front ? begin + units : begin, front ? end : end - units);
+    if (!range.packed.compare_exchange_weak(packed, left, std::memory_order_acq_rel)) continue;
+    const int64_t first = (front ? begin : end - units) * unit_, last = first + units * unit_;
+    piece = {first, last < tasks_ ? last : tasks_};
+    return true;
+  }
+}
+
 void Pool::work(uint32_t epoch, int index) {
-  uint64_t ticket = ticket_.load(std::memory_order_acquire);
-  while (static_cast<uint32_t>(ticket >> 32) == epoch) {
-    const uint32_t next = static_cast<uint32_t>(ticket);
-    const uint32_t tasks = tasks_.load(std::memory_order_acquire);
-    if (next >= tasks) return;
-    // Guided pieces: large at first, single tasks at the end. A quarter of a fair share keeps the tail short.
-    uint32_t piece = (tasks - next) / (4 * static_cast<uint32_t>(threads()));
-    if (piece == 0) piece = 1;
-    if (!ticket_.compare_exchange_weak(ticket, ticket + piece, std::memory_order_acq_rel)) continue;
-    // The claim holds the job in place: run() cannot return before this piece is done.
-    job_.kernel->run(job_.args, job_.step, next, static_cast<int64_t>(next) + piece,
-                     scratch_[static_cast<size_t>(index)].get());
-    unfinished_.fetch_sub(piece, std::memory_order_acq_rel);
-    ticket = ticket_.load(std::memory_order_acquire);
+  bool begun = false;
+  for (int i = 0; i < threads(); ++i) {
+    Range& range = ranges_[static_cast<size_t>((index + i) % threads())];
+    Piece piece;
+    while (claim(range, epoch, i == 0 ? Side::kFront : Side::kBack, piece)) {
+      // The claim holds the job in place: run() cannot return before this piece is done.
+      if (!begun) begin(index);
+      begun = true;
+      job_.kernel->run(job_.args, job_.step, piece.begin, piece.end, scratch_[static_cast<size_t>(index)].get());
+      unfinished_.fetch_sub(piece.end - piece.begin, std::memory_order_acq_rel);
+    }
   }
 }
 

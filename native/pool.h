@@ -1,8 +1,10 @@
 // Threads that share one launch after another.
 //
 // The law: the caller is thread 0 and works too; the others spin for a short while after a job, then sleep on a futex.
-// Work is claimed piece by piece, so a core lost to a neighbour slows a job by its share and no more. A claim names the
-// job it belongs to, so a thread that wakes late finds nothing to take and touches nothing.
+// A job is cut into one range per thread, so a thread streams through memory of its own and finds what it wrote last
+// time in its caches; it claims pieces from the front of its range, and when that is empty from the back of the others',
+// so a core lost to a neighbour slows a job by its share and no more. A claim names the job it belongs to, so a thread
+// that wakes late finds nothing to take and touches nothing.
 #pragma once
 #include <atomic>
 #include <cstdint>
@@ -41,19 +43,27 @@ class Pool {
     void operator()(std::byte* p) const;
   };
   using Scratch = std::unique_ptr<std::byte, Free>;
+  struct alignas(64) Range {  // epoch << 32 | begin << 16 | end, in units of Pool::unit_ tasks
+    std::atomic<uint64_t> packed{0};
+  };
+  struct Piece {
+    int64_t begin, end;  // tasks
+  };
+  enum class Side { kFront, kBack };
 
   void worker(int index);
   void work(uint32_t epoch, int index);
+  bool claim(Range& range, uint32_t epoch, Side side, Piece& piece);
+  void begin(int index);
   uint32_t await_job(uint32_t seen);
 
-  // (epoch << 32 | next unclaimed task): a claim fails once the epoch has moved on. Closed (no task left) while a job is set up.
-  alignas(64) std::atomic<uint64_t> ticket_{0};
   alignas(64) std::atomic<int64_t> unfinished_{0};
   alignas(64) std::atomic<uint32_t> epoch_{0};
   std::atomic<int32_t> sleepers_{0};
   std::atomic<bool> stopping_{false};
   Job job_{};
-  std::atomic<uint32_t> tasks_{0};
+  int64_t tasks_ = 0, unit_ = 1;  // of job_
+  std::unique_ptr<Range[]> ranges_;
   std::vector<Scratch> scratch_;
   size_t scratch_capacity_ = 0;
   std::mutex mutex_;

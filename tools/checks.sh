@@ -110,6 +110,23 @@ has_fuzzer() {
   return 1
 }
 
+# Instructions of one step against what was recorded: the same on a busy machine as on a quiet one.
+count_steps() { "$bin/python" tools/count_steps.py build/native/rebar_count_step; }
+
+offer_valgrind() {
+  command -v valgrind >/dev/null 2>&1 && return 0
+  if [ "${CI:-}" = true ] && [ "$(id -u)" -eq 0 ] && command -v apt-get >/dev/null 2>&1; then
+    (phase "valgrind for instruction counts" valgrind install_valgrind) && command -v valgrind >/dev/null 2>&1 && return 0
+  fi
+  say "instructions of a step: left out, valgrind is not here (apt-get install valgrind)"
+  return 1
+}
+
+install_valgrind() {
+  export DEBIAN_FRONTEND=noninteractive
+  apt-get update -q && apt-get install -q -y --no-install-recommends valgrind
+}
+
 # A system package is installed only by root in CI; anybody else is told.
 offer_fuzzer() {
   has_fuzzer && return 0
@@ -139,6 +156,7 @@ check_everything() {
   check "clang-tidy" clang-tidy native_lint
   check "native tests" native-tests native_tests native -DCMAKE_BUILD_TYPE=Release
   check "native tests, sanitized" sanitized sanitized_tests
+  if offer_valgrind; then check "instructions of a step" instructions count_steps; fi
   if offer_fuzzer; then check "fuzz targets, a few seconds each" fuzz fuzz_smoke; fi
   run_pytest "pytest" --cov=rebar.graph --cov-report=term --cov-fail-under=95 tests
   finish

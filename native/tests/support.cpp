@@ -53,6 +53,7 @@ void run_launch(int32_t isa, int32_t op, const rb_args& args, const rb_step& ste
   for (int64_t i = 0; i < tasks; ++i) {
     const int64_t task = split == Split::kBackwards ? tasks - 1 - i : i;
     std::memset(scratch.data(), 0xff, scratch.size());
+    std::memset(scratch.data(), 0, scratch.size() < 8 ? scratch.size() : 8);
     kernel.run(&args, &step, task, task + 1, scratch.data());
   }
 }

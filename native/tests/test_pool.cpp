@@ -1,6 +1,9 @@
 // The thread pool and the program's door. Run under ThreadSanitizer too: cmake -DRB_SANITIZE=thread.
 #include <atomic>
+#include <chrono>
+#include <cstring>
 #include <stdexcept>
+#include <thread>
 #include <vector>
 
 #include "program.h"
@@ -8,7 +11,7 @@
 
 namespace {
 
-std::vector<std::atomic<int>> counts(4096);
+std::vector<std::atomic<int>> counts(200'000);
 std::atomic<int64_t> wrong{0};
 
 // A kernel whose launch carries how many tasks it has (embed.out_stride) and what it adds to each (embed.w.n).
@@ -16,13 +19,20 @@ int64_t fake_tasks(const rb_args* a, const rb_step*) { return a->embed.out_strid
 size_t fake_scratch(const rb_args*, int32_t) { return 64; }
 void fake_run(const rb_args* a, const rb_step*, int64_t begin, int64_t end, void* scratch) {
   if (begin < 0 || end > a->embed.out_stride || reinterpret_cast<uintptr_t>(scratch) % 64 != 0) wrong.fetch_add(1);
+  int64_t kept;  // zero before a thread's first piece of a launch, afterwards what the piece before left
+  std::memcpy(&kept, scratch, sizeof kept);
+  if (kept != 0 && kept != a->embed.w.k) wrong.fetch_add(1);
+  std::memcpy(scratch, &(kept = a->embed.w.k), sizeof kept);
   for (int64_t i = begin; i < end; ++i)
     counts[static_cast<size_t>(i)].fetch_add(a->embed.w.n, std::memory_order_relaxed);
 }
+
 const rb_kernel fake{"fake", fake_tasks, fake_run, fake_scratch};
 
 rb_args job(int32_t tasks, int32_t amount) {
+  static int32_t launch = 0;
   rb_args args{};
+  args.embed.w.k = ++launch;
   args.embed.out_stride = tasks;
   args.embed.w.n = amount;
   return args;
@@ -47,6 +57,48 @@ TEST(pool, every_task_once) {
     CHECK(equal);
     CHECK(wrong.load() == 0);
   }
+}
+
+// More tasks than a range can number, and a count that is no multiple of what is claimed at once.
+TEST(pool, more_tasks_than_sixteen_bits_count) {
+  for (const int threads : {1, 2, 5}) {
+    rb::Pool pool(threads);
+    pool.reserve_scratch(64);
+    for (auto& c : counts) c.store(0);
+    const rb_step step{};
+    const auto tasks = static_cast<int32_t>(counts.size()) - 1;
+    const rb_args args = job(tasks, 1);
+    pool.run({&fake, &args, &step});
+    int64_t done = 0;
+    for (const auto& c : counts) done += c.load() == 1;
+    CHECK(done == tasks);
+    CHECK(counts.back().load() == 0);
+    CHECK(wrong.load() == 0);
+  }
+}
+
+// A thread that loses its core in mid-piece holds that piece only: the others take the rest of its range.
+TEST(pool, a_slow_thread_is_relieved) {
+  static std::atomic<int> slow_tasks;
+  static std::thread::id caller;
+  slow_tasks.store(0);
+  caller = std::this_thread::get_id();
+  const rb_kernel uneven{"uneven", fake_tasks,
+                         [](const rb_args*, const rb_step*, int64_t begin, int64_t end, void*) {
+                           if (std::this_thread::get_id() != caller) return;
+                           slow_tasks.fetch_add(static_cast<int>(end - begin));
+                           std::this_thread::sleep_for(std::chrono::milliseconds(20));
+                         },
+                         fake_scratch};
+  rb::Pool pool(2);
+  pool.reserve_scratch(64);
+  const rb_step step{};
+  const rb_args args = job(64, 1);
+  pool.run({&uneven, &args, &step});
+  // Its own half is 32 and its first piece a quarter of that; while it sleeps the other one, unless it is kept from
+  // running altogether for 20 ms a piece, empties both ranges. Alone it would have done 64.
+  CHECK(slow_tasks.load() >= 8);
+  CHECK(slow_tasks.load() <= 32);
 }
 
 TEST(pool, refuses_absurd_sizes) {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter, Token
 
@@ -59,6 +59,10 @@ class EngineFlags:
     memory: Annotated[Size | None, Parameter(help="Budget for all of it, like 4GB.")] = None
     max_context: Annotated[int | None, Parameter(help="Longest context in tokens.")] = None
     kv_tokens: Annotated[int | None, Parameter(help="Tokens in the KV cache, all requests.")] = None
+    weights: Annotated[
+        Literal["auto", "mapped", "copied"],
+        Parameter(help="Read them in the shared file, or a copy; auto: whichever is faster."),
+    ] = "auto"
 
     def runner_options(self, isa: str | None) -> RunnerOptions:
         """The same for the graph layer."""
@@ -69,6 +73,7 @@ class EngineFlags:
             memory=self.memory,
             max_context=self.max_context,
             kv_tokens=self.kv_tokens,
+            weights=self.weights,
             isa=isa,
         )
 

@@ -7,6 +7,7 @@ import numpy as np
 from rebar.graph.fuse import fuse
 from rebar.graph.kv import PagedKVCache
 from rebar.graph.memory_plan import MemoryPlan, RunnerOptions, limits_of, plan_memory
+from rebar.graph.models import bind
 from rebar.graph.models.bind import Binder
 from rebar.graph.models.config import DecoderConfig
 from rebar.graph.models.decoder import Decoder, build_decoder
@@ -14,7 +15,7 @@ from rebar.graph.models.rope import rope_table
 from rebar.graph.runner import Runner
 from rebar.graph.tensor import Tensor
 from rebar.graph.weights.model_file import ModelFile, Progress
-from rebar.hal import DeviceManager, Operand, Rows
+from rebar.hal import DeviceManager, Operand, Rows, huge_pages
 
 
 def load_runner(
@@ -36,12 +37,28 @@ def load_runner(
         options.device, threads=options.threads, memory=options.memory, isa=options.isa
     )
     plan = plan_memory(model, options, device.budget)
+    copied = must_copy(model, options)
+    if copied:
+        plan = plan_memory(model, options, device.budget, copied=True)
     for entry in plan.entries:
         if entry.pool == "mapped":
             device.adopt_mapping(entry.pool, entry.nbytes)
         else:
             device.create_pool(entry.pool, entry.nbytes + SLACK)
-    return _assemble(model, device, plan, options, vocab_size, progress, fused)
+    binder = Binder(model, device.pool("weights"), progress, copied=copied, threads=device.threads)
+    return _assemble(binder, device, plan, options, vocab_size, fused)
+
+
+def must_copy(model: ModelFile, options: RunnerOptions) -> bool:
+    """Whether mapped weights are to be copied (RunnerOptions.weights). Otherwise they are read into
+    memory now, so that no step waits for a disk.
+    """
+    packed = next((t.data for t in model.tensors.values() if t.packed), None)
+    if packed is None or options.weights == "copied":
+        return packed is not None
+    in_huge_pages = huge_pages.hold_mapped(packed)
+    worth = bind.mapped_bytes(model) >= huge_pages.LEAST and huge_pages.system_has_huge_pages()
+    return options.weights == "auto" and worth and not in_huge_pages
 
 
 # Rounding of single blocks up to the alignment, beyond the rounding that the plan counts.
@@ -49,16 +66,14 @@ SLACK = 64 << 10
 
 
 def _assemble(
-    model: ModelFile,
+    binder: Binder,
     device: DeviceManager,
     plan: MemoryPlan,
     options: RunnerOptions,
     vocab_size: int | None,
-    progress: Progress | None,
     fused: bool,
 ) -> Runner:
-    c = model.config
-    binder = Binder(model, device.pool("weights"), progress)
+    c = binder.model.config
     weights = binder.decoder()
     decoder = build_decoder(c, weights, max_positions=plan.max_context, blocks=plan.blocks)
     if fused:

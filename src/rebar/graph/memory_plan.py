@@ -5,7 +5,9 @@ budget, and to load by.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
+from rebar import _native
 from rebar.errors import ContextLengthError, MemoryBudgetError
 from rebar.graph.kv import block_bytes
 from rebar.graph.models import bind
@@ -19,6 +21,8 @@ DEFAULT_KV_BYTES = 512 << 20
 MAX_SEQUENCES = 256  # block tables of a step
 MAX_LOGIT_ROWS = 64  # rows whose logits are held at once: at 262k ids a row is 1 MB
 
+WeightsPlace = Literal["auto", "mapped", "copied"]
+
 
 @dataclass(frozen=True, slots=True)
 class RunnerOptions:
@@ -27,7 +31,9 @@ class RunnerOptions:
     threads: None for all usable cores. memory: budget in bytes, None for 80 % of what is available.
     max_context: longest sequence, None for the model's, at most 8192. kv_tokens: positions the
     cache holds, None to decide. max_rows: rows of a step. isa: None for the best instruction set.
-    device: a back end's name.
+    device: a back end's name. weights: where a .rebar file's weights are read: "mapped" (shared by
+    the processes that map it), "copied" into memory of this process, or "auto": mapped where the
+    system gives a file huge pages, else copied where it gives them to other memory.
     """
 
     threads: int | None = None
@@ -37,6 +43,7 @@ class RunnerOptions:
     max_rows: int = 512
     isa: str | None = None
     device: str = "cpu"
+    weights: WeightsPlace = "auto"
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,9 +98,9 @@ def resolve_context(config: DecoderConfig, asked: int | None) -> int:
     return asked
 
 
-def arena_bytes(config: DecoderConfig, max_rows: int) -> int:
+def arena_bytes(config: DecoderConfig, max_rows: int, max_context: int) -> int:
     """An upper bound of the activations: the plan places them in less. Widths of the tensors alive
-    at once in a layer.
+    at once in a layer, and attention's work over contexts of several chunks.
     """
     c = config
     qkv = (c.heads + 2 * c.kv_heads) * c.head_dim
@@ -106,7 +113,9 @@ def arena_bytes(config: DecoderConfig, max_rows: int) -> int:
         * (c.vocab_size * (2 if c.logit_softcap else 1) + 4 * c.width)
         * 4
     )
-    return max_rows * (floats * 4 + quantized) + logits + 64 * 256
+    work = _native.attention_work(c.heads, c.head_dim, 0, max_context) * 4
+    split = min(_native.ATTENTION_SPLIT_ROWS, max_rows)
+    return max_rows * (floats * 4 + quantized) + split * work + logits + 64 * 256
 
 
 def rope_bytes(config: DecoderConfig, max_context: int) -> int:
@@ -128,8 +137,11 @@ def limits_of(config: DecoderConfig, plan: MemoryPlan, max_rows: int) -> Limits:
     )
 
 
-def plan_memory(model: ModelFile, options: RunnerOptions, available: int) -> MemoryPlan:
-    """The plan for `model` under options.memory or, without one, `available` bytes.
+def plan_memory(
+    model: ModelFile, options: RunnerOptions, available: int, *, copied: bool = False
+) -> MemoryPlan:
+    """The plan for `model` under options.memory or, without one, `available` bytes. copied: mapped
+    weights are to be copied.
 
     Errors: MemoryBudgetError with the numbers and the flags that would help; ContextLengthError.
     """
@@ -137,15 +149,16 @@ def plan_memory(model: ModelFile, options: RunnerOptions, available: int) -> Mem
     budget = options.memory if options.memory is not None else available
     context = resolve_context(c, options.max_context)
     block = block_bytes(c.layers, c.kv_heads, c.head_dim)
-    mapped = sum(t.data.nbytes for t in model.tensors.values() if t.packed)
-    packed = bind.pool_bytes(model)
+    copied = copied or options.weights == "copied"
+    mapped = 0 if copied else bind.mapped_bytes(model)
+    pooled = bind.pool_bytes(model, copied=copied)
     fixed = [
         MemoryEntry("mapped", mapped, "weights, mapped from the file and shared"),
-        MemoryEntry("weights", packed + 64, "weights packed at load, joined biases"),
+        MemoryEntry("weights", pooled + 64, "weights packed or copied at load, joined biases"),
         MemoryEntry("tables", rope_bytes(c, context), f"rotation tables of {context:,} positions"),
         MemoryEntry(
             "arena",
-            arena_bytes(c, options.max_rows),
+            arena_bytes(c, options.max_rows, context),
             f"activations and logits of {options.max_rows} rows",
         ),
     ]

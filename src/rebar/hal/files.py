@@ -33,8 +33,31 @@ _ADVICE: dict[Advice, int] = {
 }
 
 
-class _FileMapping(mmap.mmap):
+class FileMapping(mmap.mmap):
     """A read-only mapping of a file: its pages may go, they come back from the file when read."""
+
+    path: Path
+
+    def drop_cache(self, nbytes: int) -> None:
+        """Forgets the file's first bytes in the page cache, unless another process has them mapped;
+        what is not yet written is written first. A file that was put under this name since loses
+        its cache and nothing else.
+        """
+        with contextlib.suppress(OSError), self.path.open("rb") as file:
+            os.fdatasync(file.fileno())  # pages that are still to be written stay
+            os.posix_fadvise(file.fileno(), 0, nbytes, os.POSIX_FADV_DONTNEED)
+
+
+def mapping_of(view: NDArray[np.uint8]) -> tuple[FileMapping, int] | None:
+    """The mapping that a view of a MappedFile looks into, and where; None for other memory."""
+    root: object = view
+    while isinstance(root, np.ndarray):
+        root = root.base
+    if isinstance(root, memoryview):
+        root = root.obj
+    if not isinstance(root, FileMapping):
+        return None
+    return root, int(view.ctypes.data) - int(np.frombuffer(root, dtype=np.uint8).ctypes.data)
 
 
 def drop_pages(view: NDArray[np.uint8]) -> None:
@@ -42,14 +65,10 @@ def drop_pages(view: NDArray[np.uint8]) -> None:
     and is not needed again would count against the process until it ends. Other memory, which would
     lose its contents, is left alone.
     """
-    root: object = view
-    while isinstance(root, np.ndarray):
-        root = root.base
-    if isinstance(root, memoryview):
-        root = root.obj
-    if not isinstance(root, _FileMapping):
+    found = mapping_of(view)
+    if found is None:
         return
-    offset = int(view.ctypes.data) - int(np.frombuffer(root, dtype=np.uint8).ctypes.data)
+    root, offset = found
     begin = -(-offset // mmap.PAGESIZE) * mmap.PAGESIZE
     end = (offset + view.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
     if begin < end:
@@ -74,7 +93,8 @@ class MappedFile:
             before = os.fstat(descriptor)
             if before.st_size == 0:
                 raise MissingFileError(f"{self.path} is empty. Fetch or convert the model again.")
-            mapping = _FileMapping(descriptor, before.st_size, mmap.MAP_SHARED, mmap.PROT_READ)
+            mapping = FileMapping(descriptor, before.st_size, mmap.MAP_SHARED, mmap.PROT_READ)
+            mapping.path = self.path
             if os.fstat(descriptor).st_size != before.st_size:
                 raise _changed(self.path)
         except (OSError, ValueError) as error:

@@ -8,7 +8,6 @@ on free. Nothing on the token path allocates.
 
 from __future__ import annotations
 
-import mmap
 from bisect import insort
 from dataclasses import dataclass
 
@@ -16,6 +15,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from rebar.errors import MemoryBudgetError, ShapeError
+from rebar.hal.huge_pages import reserve
 
 ALIGNMENT = 256  # a multiple of every vector width and of CUDA's allocation alignment
 
@@ -84,8 +84,7 @@ class Pool:
         self.name = name
         self.budget = aligned(budget, alignment)
         self.alignment = alignment
-        self._map = self._reserve(max(self.budget, mmap.PAGESIZE))
-        self.memory: NDArray[np.uint8] = np.frombuffer(self._map, dtype=np.uint8)
+        self.memory: NDArray[np.uint8] = self._reserve(max(self.budget, 1))
         self.address: int = self.memory.ctypes.data
         self._gaps: list[tuple[int, int]] = (
             [(0, self.budget)] if self.budget else []
@@ -93,9 +92,9 @@ class Pool:
         self._blocks: dict[int, Block] = {}
         self._peak = 0
 
-    def _reserve(self, nbytes: int) -> mmap.mmap:
+    def _reserve(self, nbytes: int) -> NDArray[np.uint8]:
         try:
-            return mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+            return reserve(nbytes)
         except (OSError, OverflowError, ValueError) as error:
             message = (
                 f"pool {self.name}: the system refuses {nbytes:,} bytes ({error}). Give a "

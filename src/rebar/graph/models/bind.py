@@ -19,15 +19,23 @@ from rebar.graph.tensor import Tensor
 from rebar.graph.weights.model_file import ModelFile, Progress, StoredTensor
 from rebar.graph.weights.pack import pack, packed_nbytes
 from rebar.hal import Matrix, Operand, Pool, Vector, WeightFormat, aligned
+from rebar.hal.files import drop_pages
 
 TILE = 16  # output rows of a packed tile
 
 
-def pool_bytes(model: ModelFile) -> int:
-    """What Binder takes from its pool: packed copies of what is not packed, and biases joined."""
+def mapped_bytes(model: ModelFile) -> int:
+    """Bytes of matrices that stand in the file as the kernels read them."""
+    return sum(t.data.nbytes for t in model.tensors.values() if t.packed)
+
+
+def pool_bytes(model: ModelFile, *, copied: bool = False) -> int:
+    """What Binder takes from its pool: packed copies of what is not packed (copied: of what is,
+    too), and biases joined.
+    """
     total = 0
     for t in model.tensors.values():
-        if len(t.shape) == 2 and not t.packed:
+        if len(t.shape) == 2 and (copied or not t.packed):
             total += aligned(packed_nbytes(t.type, *t.shape))
         if len(t.shape) == 1 and (not mappable(t) or t.name.endswith(".bias")):
             total += aligned(t.shape[0] * 4)
@@ -36,13 +44,24 @@ def pool_bytes(model: ModelFile) -> int:
 
 class Binder:
     """Makes tensors and their operands from a model file. `operands` is what a plan's values are
-    bound with.
+    bound with. copied: matrices that could be mapped are copied into the pool. threads: that
+    pack.
     """
 
-    def __init__(self, model: ModelFile, pool: Pool, progress: Progress | None = None) -> None:
+    def __init__(
+        self,
+        model: ModelFile,
+        pool: Pool,
+        progress: Progress | None = None,
+        *,
+        copied: bool = False,
+        threads: int = 1,
+    ) -> None:
         self.model = model
         self.pool = pool
         self.progress = progress
+        self.copied = copied
+        self.threads = threads
         self.operands: dict[Tensor, Operand] = {}
 
     def decoder(self) -> DecoderWeights:
@@ -103,18 +122,25 @@ class Binder:
 
     def _bind(self, group: Sequence[StoredTensor]) -> Tensor:
         first = group[0]
-        data = span(group) if first.packed else self._pack(group)
+        mapped = first.packed and not self.copied
+        data = span(group) if mapped else self._pack(group)
         n, k = sum(t.shape[0] for t in group), first.shape[1]
         tensor = Tensor("+".join(t.name for t in group), (n, k), WeightFormat[first.type])
         self.operands[tensor] = Matrix(data, WeightFormat[first.type], n, k)
         return tensor
 
     def _pack(self, group: Sequence[StoredTensor]) -> NDArray[np.uint8]:
+        """The group side by side in the pool, packed there or copied as it is."""
         sizes = [packed_nbytes(t.type, *t.shape) for t in group]
         out = self.pool.allocate(sum(sizes), "+".join(t.name for t in group)).bytes()[: sum(sizes)]
         begin = 0
         for t, nbytes in zip(group, sizes, strict=True):
-            pack(t, out[begin : begin + nbytes])
+            place = out[begin : begin + nbytes]
+            if t.packed:
+                np.copyto(place, t.data)
+                drop_pages(t.data)
+            else:
+                pack(t, place, self.threads)
             begin += nbytes
         return out
 
