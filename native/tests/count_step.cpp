@@ -18,6 +18,7 @@ constexpr int32_t kWidth = 256, kHeads = 4, kKvHeads = 2, kHeadDim = 64, kMlp = 
 constexpr int32_t kRows = 64, kSequences = 8, kPositions = 128, kStride = kPositions / 16,
                   kBlocks = kSequences * kStride;
 constexpr int32_t kQkv = (kHeads + 2 * kKvHeads) * kHeadDim;
+constexpr int64_t kBlockBytes = 2 * kKvHeads * kHeadDim * 32;  // a layer's keys and values in f16
 
 template <class T>
 std::vector<T> zeros(size_t n) {
@@ -34,7 +35,7 @@ struct Weights {
     return packed(type, random_stored(random, type, n, k), n, k);
   }
   Buffer qkv, out, gate_up, down;
-  std::vector<uint16_t> keys = zeros<uint16_t>(size_t{kBlocks} * kKvHeads * kHeadDim * 16), values = keys;
+  std::vector<uint8_t> cache = zeros<uint8_t>(size_t{kBlocks} * kBlockBytes);
 };
 
 // All buffers and the program over them.
@@ -99,12 +100,12 @@ class Model {
     float *q = qkv_.data(), *k = q + kHeads * kHeadDim, *v = k + kKvHeads * kHeadDim;
     rope(q, kHeads), rope(k, kKvHeads);
     rb_args a{};
-    a.append.k = k, a.append.v = v, a.append.keys = w.keys.data(), a.append.values = w.values.data();
+    a.append.k = k, a.append.v = v, a.append.cache = w.cache.data(), a.append.block_stride = kBlockBytes;
     a.append.k_stride = a.append.v_stride = kQkv, a.append.blocks = kBlocks;
     a.append.kv_heads = kKvHeads, a.append.head_dim = kHeadDim;
     add(RB_OP_APPEND, a);
     rb_args b{};
-    b.attention.q = q, b.attention.keys = w.keys.data(), b.attention.values = w.values.data();
+    b.attention.q = q, b.attention.cache = w.cache.data(), b.attention.block_stride = kBlockBytes;
     b.attention.outq = quantized_.data(), b.attention.q_stride = kQkv, b.attention.out_stride = kHeads * kHeadDim;
     b.attention.heads = kHeads, b.attention.kv_heads = kKvHeads, b.attention.head_dim = kHeadDim;
     b.attention.max_positions = kPositions, b.attention.blocks = kBlocks, b.attention.scale = 0.125f;
