@@ -1,8 +1,10 @@
-"""Rebar beside other engines, alternately: python bench/compare_peers.py PEERS MODEL.gguf
+"""Rebar beside other engines, alternately: python -m bench.compare_peers PEERS MODEL.gguf
 
 PEERS: a folder with a virtual environment per engine: PEERS/llama (llama-cpp-python) and, where it
 is there, PEERS/ov (openvino-genai). Absolute figures differ from machine to machine and hour to
 hour, so the ratios of medians are what counts; every engine gets the same file, threads and hour.
+Rebar runs as its users run it: through the command line, on the converted file. --best-of: another
+file of the same model for llama.cpp, which counts with the better of both, figure by figure.
 Progress goes to standard error, the table (or, with --json, one line of JSON) to standard output.
 """
 
@@ -10,115 +12,114 @@ from __future__ import annotations
 
 import argparse
 import json
-import statistics
-import subprocess
-import sys
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-HERE = Path(__file__).parent
-OURS = (
-    "import json, sys; from pathlib import Path; from rebar.graph import RunnerOptions; "
-    "from rebar.insight.bench import bench_engine; "
-    "options = RunnerOptions(threads=int(sys.argv[2]), max_context=2048); "
-    "print(json.dumps(bench_engine(Path(sys.argv[1]), options)))"
+from bench.harness import Command, Facts, median, note, number, peer, rebar, rounds
+
+FIGURES = (
+    *("prefill128", "prefill512", "prefill2048"),
+    *("decode1", "decode1_at1024", "decode1_at4096", "decode8", "decode32"),
 )
-FIGURES = ("prefill512_tok_s", "decode1_tok_s", "decode8_tok_s", "load_s", "peak_rss_mb")
-LIMIT_S = 600  # no engine takes this long for one round on a model these comparisons are for
-
-Facts = dict[str, Any]
+OURS = "rebar"
 
 
-def commands(peers: Path, model: Path, threads: int) -> dict[str, list[str]]:
-    """The engines that can be run here, ours first."""
-    found = {"rebar": [sys.executable, "-c", OURS, str(model), str(threads)]}
-    for engine, venv, script in (
-        ("llama.cpp", "llama", "peer_llama_cpp.py"),
-        ("openvino", "ov", "peer_openvino.py"),
-    ):
-        python = peers / venv / "bin" / "python"
-        if python.exists():
-            command = [str(python), str(HERE / "peers" / script), str(model)]
-            found[engine] = [*command, str(threads)] if engine == "llama.cpp" else command
-        else:
-            note(f"{engine}: {python} is not there, left out")
-    return found
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """What is measured: the file, another one for llama.cpp or None, threads, figures, runs of each
+    figure in a round."""
+
+    peers: Path
+    model: Path
+    best_of: Path | None = None
+    threads: int = 2
+    figures: tuple[str, ...] = FIGURES
+    repeats: int = 3
+
+    def commands(self) -> dict[str, Command]:
+        """The engines that can be run here, ours first. "name: file" is one engine with several
+        files."""
+        threads, repeats = str(self.threads), str(self.repeats)
+        only = [word for figure in self.figures for word in ("--only", figure)]
+        ours = rebar("bench", "engine", str(self.model), "--json", "--threads", threads)
+        found = {OURS: [*ours, "--repeats", repeats, *only]}
+        for file in (self.model, self.best_of):
+            words = (str(file), threads, repeats, *self.figures)
+            if file and (command := peer(self.peers, "llama", "peer_llama_cpp.py", *words)):
+                found[f"llama.cpp: {file.name}"] = command
+        single = [
+            f for f in self.figures if f.startswith(("prefill", "decode1_")) or f == "decode1"
+        ]
+        words = (str(self.model), repeats, *single)
+        if single and (command := peer(self.peers, "ov", "peer_openvino.py", *words)):
+            found["openvino"] = command
+        return found
+
+    def run(self, count: int) -> dict[str, Facts]:
+        """`count` rounds; the figures of every engine that lived through one."""
+        results = rounds(self.commands(), count)
+        figures = {name: self._medians(runs) for name, runs in results.items()}
+        if missing := self.commands().keys() - results.keys():
+            note(f"failed and left out: {', '.join(sorted(missing))}")
+        return best_files(figures)
+
+    def _medians(self, runs: list[Facts]) -> Facts:
+        keys = ("tok_s", "ceiling_tok_s", "share")
+        found: Facts = {"load_s": median(runs, "load_s"), "version": runs[0].get("version")}
+        found["figures"] = {
+            figure: {
+                key: value
+                for key in keys
+                if (value := median(runs, "figures", figure, key)) is not None
+            }
+            for figure in self.figures
+            if median(runs, "figures", figure, "tok_s") is not None
+        }
+        return found
 
 
-def note(line: str) -> None:
-    """Progress."""
-    print(line, file=sys.stderr, flush=True)
-
-
-def measure(command: list[str]) -> Facts | None:
-    """The facts an engine prints last, None when it fails (it says why on standard error)."""
-    try:
-        done = subprocess.run(
-            command, stdout=subprocess.PIPE, text=True, timeout=LIMIT_S, check=True
-        )
-    except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
-        note(f"  failed: {type(error).__name__}")
-        return None
-    facts: Facts = json.loads(done.stdout.strip().splitlines()[-1])
-    return facts
-
-
-def rounds(engines: Mapping[str, list[str]], count: int) -> dict[str, list[Facts]]:
-    """Alternately, so that a slow minute of the machine is everybody's. A failed engine is out."""
-    results: dict[str, list[Facts]] = {name: [] for name in engines}
-    for number in range(count):
-        for name in list(engines):
-            if len(results[name]) < number:
-                continue
-            note(f"round {number + 1} of {count}: {name}")
-            facts = measure(engines[name])
-            if facts:
-                results[name].append(facts)
-    return {name: runs for name, runs in results.items() if runs}
-
-
-def medians(runs: list[Facts]) -> Facts:
-    """The figures of one engine."""
-    return {
-        figure: statistics.median(run[figure] for run in runs)
-        for figure in FIGURES
-        if figure in runs[0]
-    }
-
-
-def table(results: Mapping[str, Facts]) -> list[str]:
-    """Engines, then ours over theirs (for load and memory: theirs over ours, so more is better)."""
-    ours = results.get("rebar", {})
-    lines = [f"{'':<20}" + "".join(f"{figure:>18}" for figure in FIGURES)]
+def best_files(results: Mapping[str, Facts]) -> dict[str, Facts]:
+    """Engines with several files become one: of each figure the better, with the file it is of."""
+    merged: dict[str, Facts] = {}
     for name, facts in results.items():
-        lines.append(row(name, {f: f"{facts[f]:,.2f}" for f in FIGURES if f in facts}))
-    for name, facts in results.items():
-        if name != "rebar":
-            ratios = {f: ratio(f, ours[f], facts[f]) for f in FIGURES if f in facts and f in ours}
-            lines.append(row(f"ahead of {name}", {f: f"{r:.2f}x" for f, r in ratios.items()}))
-    return lines
+        engine, _, file = name.partition(": ")
+        whole = merged.setdefault(engine, {**facts, "figures": {}})
+        for figure, values in facts["figures"].items():
+            known = whole["figures"].get(figure)
+            if known is None or values["tok_s"] > known["tok_s"]:
+                whole["figures"][figure] = values | ({"file": file} if file else {})
+    return merged
 
 
-def ratio(figure: str, ours: float, theirs: float) -> float:
-    """How far ours is ahead; above 1 is better."""
-    return ours / theirs if figure.endswith("tok_s") else theirs / ours
+def ratio(results: Mapping[str, Facts], engine: str, figure: str) -> float | None:
+    """Ours over theirs, None where one of both is missing."""
+    ours, theirs = (rate(results, name, figure) for name in (OURS, engine))
+    return ours / theirs if ours is not None and theirs else None
 
 
-def row(name: str, cells: Mapping[str, str]) -> str:
-    """One line of the table."""
-    return f"{name:<20}" + "".join(f"{cells.get(figure, '-'):>18}" for figure in FIGURES)
+def rate(results: Mapping[str, Facts], engine: str, figure: str) -> float | None:
+    """Tokens a second."""
+    value = results.get(engine, {}).get("figures", {}).get(figure, {}).get("tok_s")
+    return None if value is None else float(value)
 
 
-def floor(runs: list[Facts]) -> str:
-    """What the machine allows, from our own facts."""
-    best = max(runs, key=lambda run: float(run["read_gb_s"]))
-    reached = statistics.median(run["decode1_tok_s"] for run in runs)
-    return (
-        f"memory reads {best['read_gb_s']} GB/s; one id reads {best['decode1_read_mb']} MB of "
-        f"weights: at most {best['decode1_ceiling_tok_s']} tok/s, reached "
-        f"{reached / best['decode1_ceiling_tok_s']:.0%}"
-    )
+def table(results: Mapping[str, Facts], figures: tuple[str, ...]) -> list[str]:
+    """A line a figure: ours, its share of the ceiling, then each peer and ours over it."""
+    peers = [name for name in results if name != OURS]
+    head = f"{'tok/s':<16}{OURS:>10}{'of ceiling':>12}" + "".join(f"{p:>22}" for p in peers)
+    lines = [head]
+    for figure in figures:
+        share = results.get(OURS, {}).get("figures", {}).get(figure, {}).get("share")
+        line = f"{figure:<16}{number(rate(results, OURS, figure)):>10}"
+        line += f"{'-' if share is None else f'{share:.0%}':>12}"
+        for name in peers:
+            ahead = ratio(results, name, figure)
+            times = "" if ahead is None else f" ({ahead:.2f}x)"
+            line += f"{number(rate(results, name, figure)) + times:>22}"
+        lines.append(line)
+    loads = ", ".join(f"{name} {number(facts['load_s'])}" for name, facts in results.items())
+    return [*lines, f"(ours over theirs; seconds to load: {loads})"]
 
 
 def main() -> None:
@@ -126,19 +127,22 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("peers", type=Path, help="folder with the peers' virtual environments")
     parser.add_argument("model", type=Path, help="a .gguf file")
+    parser.add_argument("--best-of", type=Path, help="another file of it for llama.cpp")
+    parser.add_argument("--only", nargs="+", default=FIGURES, choices=FIGURES, metavar="FIGURE")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--repeats", type=int, default=3, help="runs of a figure in each round")
     parser.add_argument("--json", action="store_true")
-    arguments = parser.parse_args()
-    engines = commands(arguments.peers, arguments.model.resolve(), arguments.threads)
-    results = rounds(engines, arguments.rounds)
-    figures = {name: medians(runs) for name, runs in results.items()}
-    if arguments.json:
-        print(json.dumps({"model": arguments.model.name, "medians": figures, "runs": results}))
-        return
-    print("\n".join(table(figures)))
-    if "rebar" in results:
-        print(floor(results["rebar"]))
+    given = parser.parse_args()
+    comparison = Comparison(
+        given.peers, given.model.resolve(), given.best_of and given.best_of.resolve(),
+        given.threads, tuple(given.only), given.repeats,
+    )  # fmt: skip
+    results = comparison.run(given.rounds)
+    if given.json:
+        print(json.dumps({"model": given.model.name, "results": results}))
+    else:
+        print("\n".join(table(results, comparison.figures)))
 
 
 if __name__ == "__main__":

@@ -193,36 +193,31 @@ void bind_rope(Class& c) {
 void bind_append(Class& c) {
   c.def(
       "append",
-      [](rb::Program& p, Address k, Address v, Address keys, Address values, int32_t k_stride, int32_t v_stride,
-         int32_t kv_heads, int32_t head_dim, int32_t blocks) {
+      [](rb::Program& p, Address k, Address v, Address cache, int64_t block_stride, int32_t kv_type, int32_t k_stride,
+         int32_t v_stride, int32_t kv_heads, int32_t head_dim, int32_t blocks) {
         auto l = launch(RB_OP_APPEND);
-        l.args.append = {at<const float>(k),
-                         at<const float>(v),
-                         at<uint16_t>(keys),
-                         at<uint16_t>(values),
-                         k_stride,
-                         v_stride,
-                         kv_heads,
-                         head_dim,
-                         blocks};
+        l.args.append = {at<const float>(k), at<const float>(v), at<uint8_t>(cache), block_stride, kv_type,
+                         k_stride,           v_stride,           kv_heads,           head_dim,     blocks};
         p.add(l);
       },
-      nb::kw_only(), nb::arg("k"), nb::arg("v"), nb::arg("keys"), nb::arg("values"), nb::arg("k_stride"),
-      nb::arg("v_stride"), nb::arg("kv_heads"), nb::arg("head_dim"), nb::arg("blocks"));
+      nb::kw_only(), nb::arg("k"), nb::arg("v"), nb::arg("cache"), nb::arg("block_stride"), nb::arg("kv_type"),
+      nb::arg("k_stride"), nb::arg("v_stride"), nb::arg("kv_heads"), nb::arg("head_dim"), nb::arg("blocks"));
 }
 
 void bind_attention(Class& c) {
   c.def(
       "attention",
-      [](rb::Program& p, Address q, Address keys, Address values, Address out, Address outq, int32_t q_stride,
-         int32_t out_stride, int32_t heads, int32_t kv_heads, int32_t head_dim, int32_t window, int32_t max_positions,
-         int32_t blocks, float scale, float softcap) {
-        auto l = launch(RB_OP_ATTENTION);
+      [](rb::Program& p, bool merge, Address q, Address cache, Address out, Address outq, Address work,
+         int64_t block_stride, int32_t kv_type, int32_t q_stride, int32_t out_stride, int32_t heads, int32_t kv_heads,
+         int32_t head_dim, int32_t window, int32_t max_positions, int32_t blocks, float scale, float softcap) {
+        auto l = launch(merge ? RB_OP_ATTENTION_MERGE : RB_OP_ATTENTION);
         l.args.attention = {at<const float>(q),
-                            at<const uint16_t>(keys),
-                            at<const uint16_t>(values),
+                            at<const uint8_t>(cache),
                             at<float>(out),
                             at<uint8_t>(outq),
+                            at<float>(work),
+                            block_stride,
+                            kv_type,
                             q_stride,
                             out_stride,
                             heads,
@@ -235,9 +230,10 @@ void bind_attention(Class& c) {
                             softcap};
         p.add(l);
       },
-      nb::kw_only(), nb::arg("q"), nb::arg("keys"), nb::arg("values"), nb::arg("out"), nb::arg("outq"),
-      nb::arg("q_stride"), nb::arg("out_stride"), nb::arg("heads"), nb::arg("kv_heads"), nb::arg("head_dim"),
-      nb::arg("window"), nb::arg("max_positions"), nb::arg("blocks"), nb::arg("scale"), nb::arg("softcap"));
+      nb::kw_only(), nb::arg("merge"), nb::arg("q"), nb::arg("cache"), nb::arg("out"), nb::arg("outq"), nb::arg("work"),
+      nb::arg("block_stride"), nb::arg("kv_type"), nb::arg("q_stride"), nb::arg("out_stride"), nb::arg("heads"),
+      nb::arg("kv_heads"), nb::arg("head_dim"), nb::arg("window"), nb::arg("max_positions"), nb::arg("blocks"),
+      nb::arg("scale"), nb::arg("softcap"));
 }
 
 void bind_gated(Class& c) {

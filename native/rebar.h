@@ -14,7 +14,7 @@
 extern "C" {
 #endif
 
-#define RB_ABI_VERSION 1
+#define RB_ABI_VERSION 2
 
 // ---------------------------------------------------------------------------------------------------
 // Weight formats. A packed matrix W (n outputs, k inputs) is a row of ceil(n/16) tiles; a tile holds 16
@@ -154,29 +154,51 @@ typedef struct {
   int32_t x_stride, y_stride, heads, head_dim, dim, table_rows;
 } rb_rope;
 
-// Writes k, v rows into the paged cache as f16. Block of 16 positions, per layer: keys [block][kv_head][head_dim][16],
-// values [block][kv_head][16][head_dim].
+// The paged cache. A block holds 16 positions of every layer and is one piece of memory: `cache` below is where the layer's part of
+// block 0 begins, block b lies b * block_stride bytes further. The part: keys of all kv heads, then values of all kv heads. Keys of
+// a head [head_dim][16 positions], values [16 positions][head_dim]; int8 heads are followed by f16 scales
+// [ceil(head_dim / 32)][16 positions], one for 32 dimensions of a position: d = f16(max|x| / 127), q = round_to_nearest_even(x * (1/d))
+// within -127..127; d = 0, q = 0 where all is too small, d = NaN, q = 0 where something is not finite.
+typedef enum { RB_KV_F16 = 0, RB_KV_INT8 = 1, RB_KV_TYPES = 2 } rb_kv_type;
+#define RB_KV_GROUP 32
+// Bytes of a layer's part of a block; 0 for an impossible type or size.
+uint64_t rb_kv_bytes(int32_t type, int64_t kv_heads, int64_t head_dim);
+
+// Writes k, v rows into the cache (f16: round to nearest even).
 typedef struct {
   const float* k;
   const float* v;
-  uint16_t* keys;
-  uint16_t* values;
-  int32_t k_stride, v_stride, kv_heads, head_dim, blocks;
+  uint8_t* cache;
+  int64_t block_stride;
+  int32_t kv_type, k_stride, v_stride, kv_heads, head_dim, blocks;
 } rb_append;
 
 // out[r,h] = softmax(scale q.k over positions max(0, p-window+1)..p) v;  window 0: all. softcap 0: none (else cap*tanh(s/cap)).
-// Dot: one chain over ascending d, then times scale. Maximum; p_j = exp(s_j - max); total: lane j % 16, ascending blocks,
-// lanes as a binary tree; output: one chain over ascending j from the window's first position; then divided by the total.
+// Score: one chain over ascending d, then times scale; int8 keys: such a chain for each 32 dimensions, then s = fma(chain, d, s) over
+// ascending groups from 0. Positions are cut into chunks of RB_ATTENTION_CHUNK, absolute, whatever the window. In a chunk, over the
+// positions that the row sees: m = the largest score (at least -FLT_MAX), p_j = exp(s_j - m), +0 below e^-87; l = their total, lane j % 16, ascending
+// blocks, lanes as a binary tree; o = one chain fma(p_j, v_j, o) over ascending j from 0 (int8 values: fma(p_j * d, q, o)). Chunks that
+// hold a position the row sees are merged in ascending order from M = -FLT_MAX, L = 0, O = 0: with M' = max(M, m), a = exp(M - M'),
+// b = exp(m - M'): L = fma(l, b, L * a), O = fma(o, b, O * a). out = O * (1 / L).
 // head_dim % 16 == 0. outq optional (head_dim % 32 == 0): out quantized; out may be NULL beside it.
+// work: rb_attention_work(...) values a row, or NULL. With it, a step of at most RB_ATTENTION_SPLIT_ROWS rows over several chunks is cut by
+// chunks, and leaves its results there; attention_merge, given the same struct, puts them together (it has no task otherwise).
+#define RB_ATTENTION_CHUNK 256
+#define RB_ATTENTION_SPLIT_ROWS 8
 typedef struct {
   const float* q;
-  const uint16_t* keys;
-  const uint16_t* values;
+  const uint8_t* cache;
   float* out;
   uint8_t* outq;
-  int32_t q_stride, out_stride, heads, kv_heads, head_dim, window, max_positions, blocks;
+  float* work;
+  int64_t block_stride;
+  int32_t kv_type, q_stride, out_stride, heads, kv_heads, head_dim, window, max_positions, blocks;
   float scale, softcap;
 } rb_attention;
+// Most chunks that a row can see.
+int64_t rb_attention_chunks(int32_t window, int32_t max_positions);
+// f32 values of `work` for each of min(rows, RB_ATTENTION_SPLIT_ROWS) rows: m, l and o of every head and chunk.
+int64_t rb_attention_work(int32_t heads, int32_t head_dim, int32_t window, int32_t max_positions);
 
 // y = act(x[:, :n]) * x[:, n:2n].  act: 0 silu x / (1 + e^-x), 1 gelu (tanh form) x / (1 + e^-2z),
 // z = sqrt(2/pi)(x + 0.044715 x^3). yq optional: y quantized; y may be NULL beside it.
@@ -222,6 +244,7 @@ typedef enum {
   RB_OP_ADD,
   RB_OP_SELECT,
   RB_OP_SOFTCAP,
+  RB_OP_ATTENTION_MERGE,
   RB_OPS
 } rb_op;
 
@@ -232,7 +255,7 @@ typedef union {
   rb_matmul matmul;
   rb_rope rope;
   rb_append append;
-  rb_attention attention;
+  rb_attention attention;  // attention_merge too
   rb_gated gated;
   rb_add add;
   rb_select select;

@@ -48,10 +48,16 @@ class Prompt:
 
 @contextmanager
 def runner_of(
-    path: Path, *, threads: int = 1, isa: str | None = None, fused: bool = True, max_rows: int = 512
+    path: Path,
+    *,
+    threads: int = 1,
+    isa: str | None = None,
+    fused: bool = True,
+    max_rows: int = 512,
+    kv_tokens: int = 4096,
 ) -> Iterator[Runner]:
     """A loaded model, closed at the end."""
-    options = RunnerOptions(threads=threads, isa=isa, max_rows=max_rows, kv_tokens=4096)
+    options = RunnerOptions(threads=threads, isa=isa, max_rows=max_rows, kv_tokens=kv_tokens)
     runner = load_runner(open_model(path), options, fused=fused)
     try:
         yield runner

@@ -31,7 +31,10 @@ finish() {
   [ "$failed" -eq 0 ]
 }
 
-native_sources() { git ls-files -z -- 'native/*.h' 'native/*.cpp' 2>/dev/null || find native -name '*.h' -print0 -o -name '*.cpp' -print0; }
+native_sources() {
+  git ls-files -z -- 'native/*.h' 'native/*.cpp' 'lab/*.h' 'lab/*.cpp' 2>/dev/null ||
+    find native lab -name '*.h' -print0 -o -name '*.cpp' -print0
+}
 
 format_sources() {
   "$bin/ruff" check --quiet --fix-only . && "$bin/ruff" format . && native_sources | xargs -0 "$bin/clang-format" -i
@@ -53,7 +56,7 @@ native_lint() {
   PATH=$bin:$PATH
   rules=$(cat .clang-tidy native/*.h native/*/*.h | sha256sum | cut -c 1-16)
   mkdir -p build/tidy
-  native_sources | tr '\0' '\n' | grep -E '\.cpp$' | grep -Ev '(tests|fuzz)/' >build/tidy/sources
+  native_sources | tr '\0' '\n' | grep -E '^native/.*\.cpp$' | grep -Ev '(tests|fuzz)/' >build/tidy/sources
   : >build/tidy/todo
   while read -r file; do
     key=$rules-$(sha256sum <"$file" | cut -c 1-32)
@@ -107,6 +110,23 @@ has_fuzzer() {
   return 1
 }
 
+# Instructions of one step against what was recorded: the same on a busy machine as on a quiet one.
+count_steps() { "$bin/python" tools/count_steps.py build/native/rebar_count_step; }
+
+offer_valgrind() {
+  command -v valgrind >/dev/null 2>&1 && return 0
+  if [ "${CI:-}" = true ] && [ "$(id -u)" -eq 0 ] && command -v apt-get >/dev/null 2>&1; then
+    (phase "valgrind for instruction counts" valgrind install_valgrind) && command -v valgrind >/dev/null 2>&1 && return 0
+  fi
+  say "instructions of a step: left out, valgrind is not here (apt-get install valgrind)"
+  return 1
+}
+
+install_valgrind() {
+  export DEBIAN_FRONTEND=noninteractive
+  apt-get update -q && apt-get install -q -y --no-install-recommends valgrind
+}
+
 # A system package is installed only by root in CI; anybody else is told.
 offer_fuzzer() {
   has_fuzzer && return 0
@@ -136,6 +156,7 @@ check_everything() {
   check "clang-tidy" clang-tidy native_lint
   check "native tests" native-tests native_tests native -DCMAKE_BUILD_TYPE=Release
   check "native tests, sanitized" sanitized sanitized_tests
+  if offer_valgrind; then check "instructions of a step" instructions count_steps; fi
   if offer_fuzzer; then check "fuzz targets, a few seconds each" fuzz fuzz_smoke; fi
   run_pytest "pytest" --cov=rebar.graph --cov-report=term --cov-fail-under=95 tests
   finish

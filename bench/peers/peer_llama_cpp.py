@@ -1,118 +1,152 @@
-"""llama.cpp, the same work as rebar.insight.bench: python peer_llama_cpp.py MODEL.gguf [THREADS].
+"""llama.cpp, the same work as rebar.insight.figures, by its C interface through llama-cpp-python.
 
-Runs in an environment that has llama-cpp-python and NumPy. Prints one line of JSON.
+python peer_llama_cpp.py MODEL.gguf THREADS REPEATS FIGURE...: prints one line of JSON.
 """
 
 from __future__ import annotations
 
 import json
-import statistics
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import llama_cpp
 import numpy as np
+from work import CHUNK, FIRST_ID, MARGIN, Work, figures
 
-PROMPT, DECODE, ROWS, ROW_DECODE, REPEATS = 512, 64, 8, 32, 3
+
+@llama_cpp.llama_log_callback
+def silent(_level: int, _text: bytes, _data: object) -> None:
+    """Its log is no business of ours."""
 
 
 class Bench:
-    """The three runs over one loaded model."""
+    """Runs over one loaded model; each has a context of just its size."""
 
-    def __init__(self, path: Path, threads: int) -> None:
-        self.path, self.threads = path, threads
+    def __init__(self, path: Path, threads: int, repeats: int) -> None:
+        self.threads, self.repeats = threads, repeats
         self.rng = np.random.default_rng(0)
-        self.model = llama_cpp.Llama(
-            str(path), n_ctx=2048, n_batch=512, n_threads=threads, n_threads_batch=threads,
-            verbose=False,
-        )  # fmt: skip
+        self.model = llama_cpp.llama_load_model_from_file(
+            str(path).encode(), llama_cpp.llama_model_default_params()
+        )
+        if not self.model:
+            raise RuntimeError(f"llama.cpp does not load {path}")
+        vocabulary = llama_cpp.llama_model_get_vocab(self.model)
+        self.top = llama_cpp.llama_vocab_n_tokens(vocabulary) - MARGIN
 
-    def ids(self, count: int) -> list[int]:
-        """Random ids, none of the control ids at either end."""
-        top = self.model.n_vocab() - 1000
-        return [int(i) for i in self.rng.integers(100, top, count)]
+    def run(self, work: Work) -> list[float]:
+        """Tokens a second, `repeats` times."""
+        with self.context(work) as context:
+            if work.prompt:
+                return [self.prefill(context, work.prompt) for _ in range(self.repeats)]
+            return self.decode(context, work)
 
-    def prefill(self, count: int) -> float:
-        """Tokens a second of a prompt."""
-        ids = self.ids(count)
-        self.model.reset()
+    def prefill(self, context: object, count: int) -> float:
+        """A prompt, logits of its last id."""
+        batches = self.prompt(count, 0)
+        self.forget(context, 0)
         begin = time.perf_counter()
-        self.model.eval(ids)
-        return count / (time.perf_counter() - begin)
+        for batch in batches:
+            self.step(context, batch)
+        seconds = time.perf_counter() - begin
+        self.free(batches)
+        return count / seconds
 
-    def decode(self, count: int) -> float:
-        """Tokens a second, one at a time after 16."""
-        self.model.reset()
-        self.model.eval(self.ids(16))
-        begin = time.perf_counter()
-        for _ in range(count):
-            self.model.eval(self.ids(1))
-        return count / (time.perf_counter() - begin)
-
-    def decode_rows(self) -> list[float]:
-        """Eight sequences in one batch, by the C interface."""
-        context = self._context()
-        batch = llama_cpp.llama_batch_init(512, 0, ROWS)
-        for position in range(8):
-            self._step(context, batch, position)
+    def decode(self, context: object, work: Work) -> list[float]:
+        """One id of each sequence a step; back to the depth after each run."""
+        for row in range(work.rows):
+            batches = self.prompt(work.depth, row)
+            for batch in batches:
+                self.step(context, batch)
+            self.free(batches)
+        batch = llama_cpp.llama_batch_init(work.rows, 0, 1)
         rates = []
-        for repeat in range(REPEATS):
+        for run in range(-1, self.repeats):  # the first one warms
+            self.forget(context, work.depth)
             begin = time.perf_counter()
-            for position in range(8 + repeat * ROW_DECODE, 8 + (repeat + 1) * ROW_DECODE):
-                self._step(context, batch, position)
-            rates.append(ROWS * ROW_DECODE / (time.perf_counter() - begin))
+            for position in range(work.depth, work.depth + work.steps):
+                self.fill(batch, [(row, position) for row in range(work.rows)], set())
+                self.step(context, batch)
+            if run >= 0:
+                rates.append(work.rows * work.steps / (time.perf_counter() - begin))
+        self.free([batch])
         return rates
 
-    def _context(self) -> llama_cpp.llama_context_p:
-        model = llama_cpp.llama_load_model_from_file(
-            str(self.path).encode(), llama_cpp.llama_model_default_params()
-        )
+    @contextmanager
+    def context(self, work: Work) -> Iterator[object]:
+        """Room for the work's sequences, all in one cache."""
         params = llama_cpp.llama_context_default_params()
-        params.n_ctx, params.n_batch, params.n_ubatch = 4096, 512, 512
+        params.n_ctx = -(-work.rows * work.positions // 256) * 256
+        params.n_batch = params.n_ubatch = CHUNK
         params.n_threads = params.n_threads_batch = self.threads
-        params.n_seq_max = ROWS
-        return llama_cpp.llama_init_from_model(model, params)
+        params.n_seq_max, params.kv_unified = work.rows, True
+        params.swa_full = True  # a windowed cache cannot go back to a depth
+        context = llama_cpp.llama_init_from_model(self.model, params)
+        if not context:
+            raise RuntimeError("llama.cpp makes no context")
+        try:
+            yield context
+        finally:
+            llama_cpp.llama_free(context)
 
-    def _step(
-        self, context: llama_cpp.llama_context_p, batch: llama_cpp.llama_batch, position: int
+    def prompt(self, count: int, sequence: int) -> list[llama_cpp.llama_batch]:
+        """Batches of a prompt; the last id wants logits."""
+        batches = []
+        for first in range(0, count, CHUNK):
+            places = [(sequence, p) for p in range(first, min(first + CHUNK, count))]
+            batch = llama_cpp.llama_batch_init(len(places), 0, 1)
+            self.fill(batch, places, set(range(count - 1)))
+            batches.append(batch)
+        return batches
+
+    def fill(
+        self, batch: llama_cpp.llama_batch, places: list[tuple[int, int]], silent: set[int]
     ) -> None:
-        batch.n_tokens = ROWS
-        for row, token in enumerate(self.ids(ROWS)):
-            batch.token[row], batch.pos[row] = token, position
-            batch.n_seq_id[row], batch.logits[row] = 1, 1
-            batch.seq_id[row][0] = row
+        """Random ids at (sequence, position); positions in `silent` want no logits."""
+        ids = self.rng.integers(FIRST_ID, self.top, len(places))
+        batch.n_tokens = len(places)
+        for i, (sequence, position) in enumerate(places):
+            batch.token[i], batch.pos[i] = int(ids[i]), position
+            batch.n_seq_id[i], batch.seq_id[i][0] = 1, sequence
+            batch.logits[i] = position not in silent
+
+    def step(self, context: object, batch: llama_cpp.llama_batch) -> None:
+        """One call of the engine, to its end."""
         if llama_cpp.llama_decode(context, batch) != 0:
             raise RuntimeError("llama_decode failed")
+        llama_cpp.llama_synchronize(context)
 
+    def forget(self, context: object, position: int) -> None:
+        """Drops what the cache holds from a position on."""
+        memory = llama_cpp.llama_get_memory(context)
+        if not llama_cpp.llama_memory_seq_rm(memory, -1, position, -1):
+            raise RuntimeError("the cache cannot go back")
 
-def peak_mb() -> float:
-    """VmHWM of this process in MB (10^6)."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    (line,) = (line for line in lines if line.startswith("VmHWM:"))
-    return int(line.split()[1]) * 1024 / 1e6
+    def free(self, batches: list[llama_cpp.llama_batch]) -> None:
+        """Gives batches back."""
+        for batch in batches:
+            llama_cpp.llama_batch_free(batch)
 
 
 def main() -> None:
     """Measures and prints."""
-    path, threads = Path(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else 2
+    path, threads, repeats = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+    llama_cpp.llama_log_set(silent, None)
+    llama_cpp.llama_backend_init()
     begin = time.perf_counter()
-    bench = Bench(path, threads)
-    load = time.perf_counter() - begin
-    bench.prefill(64)
-    bench.decode(8)
+    bench = Bench(path, threads, repeats)
     facts = {
         "engine": "llama.cpp",
         "version": llama_cpp.__version__,
         "model": path.name,
         "threads": threads,
-        "prefill512_tok_s": statistics.median(bench.prefill(PROMPT) for _ in range(REPEATS)),
-        "decode1_tok_s": statistics.median(bench.decode(DECODE) for _ in range(REPEATS)),
-        "load_s": load,
-        "peak_rss_mb": peak_mb(),  # before the second copy that decode8 loads
-        "decode8_tok_s": statistics.median(bench.decode_rows()),
+        "load_s": time.perf_counter() - begin,
     }
-    print(json.dumps(facts))
+    warm = Bench.run(bench, Work(prompt=64))
+    assert warm
+    print(json.dumps(facts | {"figures": figures(sys.argv[4:], bench.run)}))
 
 
 if __name__ == "__main__":

@@ -144,6 +144,11 @@ void bind_weights(nb::module_& m) {
   m.def("unpack", &unpack, nb::arg("type"), nb::arg("packed"), nb::arg("n"), nb::arg("k"),
         "Packed tiles -> f32 (n, k).");
   m.def("quantized_stride", &quantized_stride, nb::arg("k"), "Bytes from one quantized activation row to the next.");
+  m.attr("ATTENTION_SPLIT_ROWS") = RB_ATTENTION_SPLIT_ROWS;
+  m.def("kv_bytes", &rb_kv_bytes, nb::arg("type"), nb::arg("kv_heads"), nb::arg("head_dim"),
+        "Bytes of one layer's keys and values in a block of 16 positions.");
+  m.def("attention_work", &rb_attention_work, nb::arg("heads"), nb::arg("head_dim"), nb::arg("window"),
+        nb::arg("max_positions"), "f32 values of attention's work for each row of a step of few rows.");
   m.def("isas", &isas, "Instruction sets this build and machine have.");
   m.def("best_isa", [] { return std::string(rb_isa_name(rb_best_isa())); }, "The fastest of them.");
 }

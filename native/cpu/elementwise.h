@@ -49,20 +49,15 @@ static void select_run(const rb_args* args, const rb_step* step, int64_t begin, 
 // y or yq may be NULL.
 template <int Act>
 RB_INLINE void gated_row(const float* gate, const float* up, float* y, uint8_t* yq, int n) {
-  const auto one = [&](int i) {
-    const F x = load(gate + i, n - i);
-    const F v = mul(Act == 0 ? silu(x) : gelu(x), load(up + i, n - i));
-    if (y != nullptr) store(y + i, v, n - i);
-    return v;
-  };
-  if (yq == nullptr) {
-    for (int i = 0; i < n; i += 16) one(i);
-    return;
-  }
-  const QuantizedRow out = QuantizedRow::at(yq, n);
-  for (int g = 0; g < n / 32; ++g) {
-    const F a = one(32 * g), b = one(32 * g + 16);
-    out.put(g, a, b);
+  float own[256];
+  for (int i = 0; i < n; i += 256) {  // sixteen groups, as they are quantized
+    const int count = n - i < 256 ? n - i : 256;
+    float* to = y != nullptr ? y + i : own;
+    for (int j = 0; j < count; j += 16) {
+      const F x = load(gate + i + j, count - j);
+      store(to + j, mul(Act == 0 ? silu(x) : gelu(x), load(up + i + j, count - j)), count - j);
+    }
+    if (yq != nullptr) QuantizedRow::at(yq, n).put(i / 16, to, count / 16);
   }
 }
 

@@ -1,5 +1,6 @@
 // kernels.h: all kernel stems and their table; included once by each isa_*.cpp.
 #pragma once
+#include "cpu/append.h"
 #include "cpu/attention.h"
 #include "cpu/embed.h"
 #include "cpu/matmul.h"
@@ -20,6 +21,7 @@ constexpr rb_kernel kTable[RB_OPS] = {
     {"add", add_tasks, add_run, no_scratch},
     {"select", select_tasks, select_run, no_scratch},
     {"softcap", softcap_tasks, softcap_run, no_scratch},
+    {"attention_merge", attention_merge_tasks, attention_merge_run, attention_merge_scratch},
 };
 
 }  // namespace rb::RB_NS

@@ -30,3 +30,22 @@ extern "C" uint64_t rb_stored_bytes(int32_t type, int64_t n, int64_t k) {
   if (!possible(type, n, k)) return 0;
   return checked(n, k / rb::kFormats[type].block, rb::kFormats[type].stored_bytes);
 }
+
+extern "C" uint64_t rb_kv_bytes(int32_t type, int64_t kv_heads, int64_t head_dim) {
+  constexpr int64_t most = 1 << 20;
+  if (type < 0 || type >= RB_KV_TYPES || kv_heads < 1 || head_dim < 1 || kv_heads > most || head_dim > most) return 0;
+  const int64_t head =
+      type == RB_KV_F16 ? 32 * head_dim : 16 * head_dim + (head_dim + RB_KV_GROUP - 1) / RB_KV_GROUP * 32;
+  return static_cast<uint64_t>(2 * kv_heads * head);
+}
+
+// w positions touch at most ceil((w - 1) / chunk) + 1 chunks.
+extern "C" int64_t rb_attention_chunks(int32_t window, int32_t max_positions) {
+  const int64_t chunk = RB_ATTENTION_CHUNK, all = (max_positions + chunk - 1) / chunk;
+  const int64_t windowed = (window - 1 + chunk - 1) / chunk + 1;
+  return window > 0 && windowed < all ? windowed : all;
+}
+
+extern "C" int64_t rb_attention_work(int32_t heads, int32_t head_dim, int32_t window, int32_t max_positions) {
+  return heads * rb_attention_chunks(window, max_positions) * (head_dim + int64_t{16});
+}

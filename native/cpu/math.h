@@ -8,22 +8,36 @@ namespace rb::RB_NS {
 // e^r = 1 + r + r^2 p(r), |r| <= 0.3466. p is minimax of degree 4: relative error 3.1e-9 = 2^-28.3; the roundings of r (at most
 // half an ulp of 0.35) and of the last two operations bring the whole to under 1 ulp. Below -104 the result is +0, above 89 infinity, NaN stays
 // NaN; subnormal results are right because 2^n is multiplied in two halves.
-RB_INLINE F exp(F x) {
-  x = max(set1(-104.0f), min(set1(89.0f), x));
-  const F magic = set1(0x1.8p23f);
-  const F t = fma(x, set1(0x1.715476p+0f), magic);
-  const F n = sub(t, magic);
-  F r = fma(n, set1(-0x1.63p-1f), x);
-  r = fma(n, set1(0x1.bd0106p-13f), r);
+RB_INLINE F exp_reduced(F r) {
   F p = set1(0x1.6a2434p-10f);
   p = fma(p, r, set1(0x1.1239e2p-7f));
   p = fma(p, r, set1(0x1.5558f2p-5f));
   p = fma(p, r, set1(0x1.555492p-3f));
   p = fma(p, r, set1(0x1.fffffcp-2f));
-  p = add(fma(mul(r, r), p, r), set1(1.0f));
+  return add(fma(mul(r, r), p, r), set1(1.0f));
+}
+
+RB_INLINE F exp(F x) {
+  x = max(set1(-104.0f), min(set1(89.0f), x));
+  const F magic = set1(0x1.8p23f);
+  const F t = fma(x, set1(0x1.715476p+0f), magic);
+  const F n = sub(t, magic);
+  const F p = exp_reduced(fma(n, set1(0x1.bd0106p-13f), fma(n, set1(-0x1.63p-1f), x)));
   const I e = sub(bits(t), bits(magic)), low = sar<1>(e), high = sub(e, low);
   const I bias = set1(int32_t{127});
   return mul(mul(p, float_bits(shl<23>(add(low, bias)))), float_bits(shl<23>(add(high, bias))));
+}
+
+// e^x for x <= 0, the weights of a softmax: as above, but below -87 the result is +0, so that 2^n needs one factor and no subnormal
+// is met. NaN stays NaN (-infinity makes one in r, which the last line drops).
+RB_INLINE F exp_down(F x) {
+  const F magic = set1(0x1.8p23f);
+  const F t = fma(x, set1(0x1.715476p+0f), magic);
+  const F n = sub(t, magic);
+  const F p = exp_reduced(fma(n, set1(0x1.bd0106p-13f), fma(n, set1(-0x1.63p-1f), x)));
+  // bits(t) is that of magic, whose low 9 bits are 0, plus n.
+  const F scaled = mul(p, float_bits(add(shl<23>(bits(t)), set1(int32_t{127 << 23}))));
+  return select(lt(x, set1(-87.0f)), set1(0.0f), scaled);
 }
 
 // tanh x. |x| < 0.625: x + x^3 p(x^2), p minimax of degree 4, relative error 4.4e-9 = 2^-27.8. Else 1 - 2 / (e^{2|x|} + 1) with the

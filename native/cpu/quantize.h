@@ -16,12 +16,43 @@ struct QuantizedRow {  // one row of k inputs in the layout of rebar.h
     return {reinterpret_cast<int8_t*>(row), reinterpret_cast<float*>(row + k),
             reinterpret_cast<int32_t*>(row + k + k / 16 * 4)};
   }
-  // Inputs 32g..32g+15 (a) and 32g+16..32g+31 (b), each with a scale of its own.
-  inline __attribute__((always_inline)) void put(int g, F a, F b) const {
-    put(2 * g, a);
-    put(2 * g + 1, b);
+  // `groups` groups of 16 inputs, as groups first.. of the row.
+  void put(int first, const float* x, int groups) const {
+    for (; groups >= 16; groups -= 16, first += 16, x += 256) put_sixteen(first, x);
+    if (groups > 4) {
+      float padded[256] = {};
+      memcpy(padded, x, static_cast<size_t>(groups) * 64);
+      put_sixteen(first, padded, groups);
+      return;
+    }
+    for (int g = 0; g < groups; ++g) put_one(first + g, load(x + 16 * g));
   }
-  inline __attribute__((always_inline)) void put(int half, F x) const {
+
+ private:
+  // Within a register a maximum or a sum over 16 lanes costs more than all the rest: sixteen groups are reduced together.
+  inline __attribute__((always_inline)) void put_sixteen(int first, const float* x, int groups = 16) const {
+    I magnitude[16];
+    RB_UNROLL for (int g = 0; g < 16; ++g) magnitude[g] = bit_and(bits(load(x + 16 * g)), set1(INT32_MAX));
+    const I top = max_each(magnitude);
+    if (reduce_max(top) >= 0x7f800000) {
+      for (int g = 0; g < groups; ++g) put_one(first + g, load(x + 16 * g));
+      return;
+    }
+    const F raw = div(float_bits(top), set1(127.0f)), reciprocal = div(set1(1.0f), raw);
+    const M sane = lt(reciprocal, set1(__builtin_inff()));
+    float inverse[16];
+    store(inverse, select(sane, reciprocal, set1(0.0f)));
+    I rounded[16];
+    RB_UNROLL for (int g = 0; g < 16; ++g) rounded[g] = to_int(mul(load(x + 16 * g), set1(inverse[g])));
+    float scale[16];
+    int32_t total[16];
+    store(scale, select(sane, raw, set1(0.0f)));
+    store(total, sum_each(rounded));
+    for (int g = 0; g < groups; ++g) store_s8(q + 16 * (first + g), rounded[g]);
+    memcpy(d + first, scale, static_cast<size_t>(groups) * 4);
+    memcpy(sum + first, total, static_cast<size_t>(groups) * 4);
+  }
+  inline __attribute__((always_inline)) void put_one(int half, F x) const {
     const int32_t top = reduce_max(bit_and(bits(x), set1(INT32_MAX)));
     float scale, largest, inverse;
     memcpy(&largest, &top, 4);
@@ -50,7 +81,7 @@ static void quantize_run(const rb_args* args, const rb_step* step, int64_t begin
   for (int64_t r = rows.begin; r < rows.end; ++r) {
     const float* x = a.x + r * a.x_stride;
     const QuantizedRow out = QuantizedRow::at(a.xq + static_cast<size_t>(r) * stride, a.k);
-    for (int g = 0; g < a.k / 32; ++g) out.put(g, load(x + 32 * g), load(x + 32 * g + 16));
+    out.put(0, x, a.k / 16);
   }
 }
 

@@ -26,13 +26,12 @@ RB_INLINE void norm_slice(const float* x, const float* weight, float* y, int n, 
 RB_INLINE void norm_quantized(const float* x, const float* weight, float* y, uint8_t* yq, int n, float eps) {
   const F scale = set1(inverse_rms(x, n, eps));
   const QuantizedRow out = QuantizedRow::at(yq, n);
-  for (int g = 0; g < n / 32; ++g, x += 32, weight += 32) {
-    const F a = mul(mul(load(x), scale), load(weight)), b = mul(mul(load(x + 16), scale), load(weight + 16));
-    if (y != nullptr) {
-      store(y + 32 * g, a);
-      store(y + 32 * g + 16, b);
-    }
-    out.put(g, a, b);
+  float own[256];
+  for (int i = 0; i < n; i += 256) {  // sixteen groups, as they are quantized
+    const int count = n - i < 256 ? n - i : 256;
+    float* to = y != nullptr ? y + i : own;
+    for (int j = 0; j < count; j += 16) store(to + j, mul(mul(load(x + i + j), scale), load(weight + i + j)));
+    out.put(i / 16, to, count / 16);
   }
 }
 

@@ -197,22 +197,19 @@ RB_INLINE void store(float* x, F v, int n) {
   memcpy(x, t, static_cast<size_t>(n) * 4);
 }
 
-// Binary tree: lane l with l+8, then l+4, l+2, l+1.
+// Binary tree: lane l with l+8, then l+4, l+2, l+1; whole registers first, then p_sum within one.
 RB_INLINE float sum_lanes(F v) {
-  float t[16];
-  store(t, v);
-  for (int half = 8; half > 0; half /= 2) {
-    for (int l = 0; l < half; ++l) t[l] += t[l + half];
+  RB_UNROLL for (int half = kParts / 2; half > 0; half /= 2) {
+    RB_UNROLL for (int i = 0; i < half; ++i) v.p[i] = p_add(v.p[i], v.p[i + half]);
   }
-  return t[0];
+  return p_sum(v.p[0]);
 }
 // Largest lane; a lane that is NaN may be passed over.
 RB_INLINE float max_lanes(F v) {
-  float t[16];
-  store(t, v);
-  float m = t[0];
-  for (int l = 1; l < 16; ++l) m = t[l] > m ? t[l] : m;
-  return m;
+  RB_UNROLL for (int half = kParts / 2; half > 0; half /= 2) {
+    RB_UNROLL for (int i = 0; i < half; ++i) v.p[i] = p_max(v.p[i], v.p[i + half]);
+  }
+  return p_largest(v.p[0]);
 }
 RB_INLINE int32_t reduce_max(I v) {
   PI m = v.p[0];
@@ -224,5 +221,23 @@ RB_INLINE int32_t reduce_add(I v) {
   RB_UNROLL for (int i = 1; i < kParts; ++i) s = pi_add(s, v.p[i]);
   return pi_reduce_add(s);
 }
+RB_INLINE void store(int32_t* x, I v) { RB_PARTS pi_store(x + i * kLanes, v.p[i]); }
+
+// Lane g of the result is the largest (the sum) of the sixteen lanes of v[g].
+#ifdef RB_TRANSPOSED_REDUCTION
+RB_INLINE I max_each(const I (&v)[16]) { return {{pi_reduce_each<PiMax>(&v[0].p[0])}}; }
+RB_INLINE I sum_each(const I (&v)[16]) { return {{pi_reduce_each<PiAdd>(&v[0].p[0])}}; }
+#else
+RB_INLINE I max_each(const I (&v)[16]) {
+  int32_t out[16];
+  RB_UNROLL for (int g = 0; g < 16; ++g) out[g] = reduce_max(v[g]);
+  return load(out);
+}
+RB_INLINE I sum_each(const I (&v)[16]) {
+  int32_t out[16];
+  RB_UNROLL for (int g = 0; g < 16; ++g) out[g] = reduce_add(v[g]);
+  return load(out);
+}
+#endif
 
 }  // namespace rb::RB_NS

@@ -42,6 +42,7 @@ RB_INLINE PI pi_load_u8(const uint8_t* x) {
 RB_INLINE PI pi_load_s8(const int8_t* x) {
   return _mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(x)));
 }
+RB_INLINE void pi_store(int32_t* x, PI v) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(x), v); }
 RB_INLINE PI pi_add(PI a, PI b) { return _mm256_add_epi32(a, b); }
 RB_INLINE PI pi_sub(PI a, PI b) { return _mm256_sub_epi32(a, b); }
 RB_INLINE PI pi_and(PI a, PI b) { return _mm256_and_si256(a, b); }
@@ -59,6 +60,17 @@ RB_INLINE PI p_to_int(PF x) { return _mm256_cvtps_epi32(x); }
 RB_INLINE void pi_store_s8(int8_t* x, PI v) {
   const __m128i words = _mm_packs_epi32(_mm256_castsi256_si128(v), _mm256_extracti128_si256(v, 1));
   _mm_storel_epi64(reinterpret_cast<__m128i*>(x), _mm_packs_epi16(words, words));
+}
+// Lane l with l+4, then l+2, l+1.
+RB_INLINE float p_sum(PF v) {
+  __m128 s = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
+  s = _mm_add_ps(s, _mm_movehl_ps(s, s));
+  return _mm_cvtss_f32(_mm_add_ss(s, _mm_movehdup_ps(s)));
+}
+RB_INLINE float p_largest(PF v) {
+  __m128 m = _mm_max_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
+  m = _mm_max_ps(m, _mm_movehl_ps(m, m));
+  return _mm_cvtss_f32(_mm_max_ss(m, _mm_movehdup_ps(m)));
 }
 RB_INLINE int32_t pi_reduce_max(PI a) {
   __m128i m = _mm_max_epi32(_mm256_castsi256_si128(a), _mm256_extracti128_si256(a, 1));

@@ -44,6 +44,7 @@ RB_INLINE PI pi_load_u8(const uint8_t* x) {
 RB_INLINE PI pi_load_s8(const int8_t* x) {
   return _mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(x)));
 }
+RB_INLINE void pi_store(int32_t* x, PI v) { _mm512_storeu_si512(x, v); }
 RB_INLINE PI pi_add(PI a, PI b) { return _mm512_add_epi32(a, b); }
 RB_INLINE PI pi_sub(PI a, PI b) { return _mm512_sub_epi32(a, b); }
 RB_INLINE PI pi_and(PI a, PI b) { return _mm512_and_si512(a, b); }
@@ -61,8 +62,49 @@ RB_INLINE PI p_to_int(PF x) { return _mm512_cvtps_epi32(x); }
 RB_INLINE void pi_store_s8(int8_t* x, PI v) {
   _mm_storeu_si128(reinterpret_cast<__m128i*>(x), _mm512_cvtepi32_epi8(v));
 }
+// Lane l with l+8, then l+4, l+2, l+1.
+RB_INLINE float p_sum(PF v) {
+  const __m256 eight = _mm256_add_ps(_mm512_castps512_ps256(v), _mm512_extractf32x8_ps(v, 1));
+  __m128 s = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+  s = _mm_add_ps(s, _mm_movehl_ps(s, s));
+  return _mm_cvtss_f32(_mm_add_ss(s, _mm_movehdup_ps(s)));
+}
+RB_INLINE float p_largest(PF v) {
+  const __m256 eight = _mm256_max_ps(_mm512_castps512_ps256(v), _mm512_extractf32x8_ps(v, 1));
+  __m128 m = _mm_max_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+  m = _mm_max_ps(m, _mm_movehl_ps(m, m));
+  return _mm_cvtss_f32(_mm_max_ss(m, _mm_movehdup_ps(m)));
+}
 RB_INLINE int32_t pi_reduce_max(PI a) { return _mm512_reduce_max_epi32(a); }
 RB_INLINE int32_t pi_reduce_add(PI a) { return _mm512_reduce_add_epi32(a); }
+
+// Four times half of each register is added to the other half while two become one: 45 instructions for 16 registers, where 16
+// reductions of one register take 130. Lane g of the result belongs to v[g].
+#define RB_TRANSPOSED_REDUCTION
+struct PiMax {
+  static inline __attribute__((always_inline)) PI of(PI a, PI b) { return _mm512_max_epi32(a, b); }
+};
+struct PiAdd {
+  static inline __attribute__((always_inline)) PI of(PI a, PI b) { return _mm512_add_epi32(a, b); }
+};
+template <class Op>
+RB_INLINE PI pi_halves(PI a, PI b) {  // 256-bit halves: a, b
+  return Op::of(_mm512_shuffle_i64x2(a, b, 0x44), _mm512_shuffle_i64x2(a, b, 0xee));
+}
+template <class Op>
+RB_INLINE PI pi_quarters(PI a, PI b) {  // 128-bit quarters: lower and upper half of a, then of b
+  return Op::of(_mm512_shuffle_i64x2(a, b, 0x88), _mm512_shuffle_i64x2(a, b, 0xdd));
+}
+template <class Op>
+RB_INLINE PI pi_reduce_each(const PI* v) {
+  PI u[4];
+#pragma GCC unroll 4
+  for (int i = 0; i < 4; ++i) u[i] = pi_quarters<Op>(pi_halves<Op>(v[i], v[i + 4]), pi_halves<Op>(v[i + 8], v[i + 12]));
+  const PI a = Op::of(_mm512_unpacklo_epi64(u[0], u[1]), _mm512_unpackhi_epi64(u[0], u[1]));
+  const PI b = Op::of(_mm512_unpacklo_epi64(u[2], u[3]), _mm512_unpackhi_epi64(u[2], u[3]));
+  const PF c = _mm512_castsi512_ps(a), d = _mm512_castsi512_ps(b);
+  return Op::of(_mm512_castps_si512(_mm512_shuffle_ps(c, d, 0x88)), _mm512_castps_si512(_mm512_shuffle_ps(c, d, 0xdd)));
+}
 
 RB_INLINE PB pb_load(const uint8_t* x) { return _mm512_loadu_si512(x); }
 RB_INLINE PB pb_set4(const int8_t* x) {

@@ -40,6 +40,7 @@ RB_INLINE PI pi_load_u8(const uint8_t* x) {
   return vreinterpretq_s32_u32(vmovl_u16(vget_low_u16(vmovl_u8(vcreate_u8(load_4(x))))));
 }
 RB_INLINE PI pi_load_s8(const int8_t* x) { return vmovl_s16(vget_low_s16(vmovl_s8(vcreate_s8(load_4(x))))); }
+RB_INLINE void pi_store(int32_t* x, PI v) { vst1q_s32(x, v); }
 RB_INLINE PI pi_add(PI a, PI b) { return vaddq_s32(a, b); }
 RB_INLINE PI pi_sub(PI a, PI b) { return vsubq_s32(a, b); }
 RB_INLINE PI pi_and(PI a, PI b) { return vandq_s32(a, b); }
@@ -59,6 +60,12 @@ RB_INLINE void pi_store_s8(int8_t* x, PI v) {
   const uint32_t four = vget_lane_u32(vreinterpret_u32_s8(bytes), 0);
   __builtin_memcpy(x, &four, 4);
 }
+// Lane l with l+2, then l+1.
+RB_INLINE float p_sum(PF v) {
+  const float32x2_t s = vadd_f32(vget_low_f32(v), vget_high_f32(v));
+  return vget_lane_f32(s, 0) + vget_lane_f32(s, 1);
+}
+RB_INLINE float p_largest(PF v) { return vmaxvq_f32(v); }
 RB_INLINE int32_t pi_reduce_max(PI a) { return vmaxvq_s32(a); }
 RB_INLINE int32_t pi_reduce_add(PI a) { return vaddvq_s32(a); }
 

@@ -33,6 +33,7 @@ RB_INLINE PI pi_set1(int32_t x) { return x; }
 RB_INLINE PI pi_load(const int32_t* x) { return *x; }
 RB_INLINE PI pi_load_u8(const uint8_t* x) { return *x; }
 RB_INLINE PI pi_load_s8(const int8_t* x) { return *x; }
+RB_INLINE void pi_store(int32_t* x, PI v) { *x = v; }
 RB_INLINE PI pi_add(PI a, PI b) { return static_cast<int32_t>(static_cast<uint32_t>(a) + static_cast<uint32_t>(b)); }
 RB_INLINE PI pi_sub(PI a, PI b) { return static_cast<int32_t>(static_cast<uint32_t>(a) - static_cast<uint32_t>(b)); }
 RB_INLINE PI pi_and(PI a, PI b) { return a & b; }
@@ -49,6 +50,8 @@ RB_INLINE PF pi_to_float(PI a) { return static_cast<float>(a); }
 // Nearest even for |x| < 2^22: adding 1.5 x 2^23 leaves the integer in the last places.
 RB_INLINE PI p_to_int(PF x) { return pi_sub(p_bits(x + 0x1.8p23f), p_bits(0x1.8p23f)); }
 RB_INLINE void pi_store_s8(int8_t* x, PI v) { *x = static_cast<int8_t>(v); }
+RB_INLINE float p_sum(PF v) { return v; }
+RB_INLINE float p_largest(PF v) { return v; }
 RB_INLINE int32_t pi_reduce_max(PI a) { return a; }
 RB_INLINE int32_t pi_reduce_add(PI a) { return a; }
 

@@ -15,6 +15,7 @@ using rb::math_test::F;
 
 float first(F v) { return v.p[0]; }
 float exp1(float x) { return first(rb::math_test::exp(rb::math_test::set1(x))); }
+float exp_down1(float x) { return first(rb::math_test::exp_down(rb::math_test::set1(x))); }
 float tanh1(float x) { return first(rb::math_test::tanh(rb::math_test::set1(x))); }
 
 // |got - expected| in units of the last place of expected as f32 (subnormals: 2^-149).
@@ -33,6 +34,12 @@ TEST(math, exp_is_within_one_ulp) {
   CHECK(worst < 1.0);
   CHECK(exp1(0.0f) == 1.0f && exp1(-INFINITY) == 0.0f && exp1(-104.0f) == 0.0f && exp1(100.0f) == INFINITY &&
         std::isnan(exp1(NAN)));
+}
+
+TEST(math, exp_down_is_exp_without_subnormals) {
+  for (float x = -87.0f; x <= 0.0f; x += 0.00037f) CHECK(exp_down1(x) == exp1(x));
+  CHECK(exp_down1(0.0f) == 1.0f && exp_down1(-0x1.p-30f) == 1.0f && exp_down1(-87.1f) == 0.0f);
+  CHECK(exp_down1(-INFINITY) == 0.0f && exp_down1(-3.4e38f) == 0.0f && std::isnan(exp_down1(NAN)));
 }
 
 TEST(math, tanh_is_within_two_ulps) {

@@ -21,3 +21,8 @@ endforeach()
 add_executable(rebar_bench_matmul EXCLUDE_FROM_ALL native/tests/bench_matmul.cpp native/tests/support.cpp)
 target_link_libraries(rebar_bench_matmul PRIVATE rebar_core)
 target_compile_options(rebar_bench_matmul PRIVATE -Wall -Wextra -Werror -ffp-contract=off)
+
+# One step of a small decoder: tools/count_steps.py counts its instructions.
+add_executable(rebar_count_step native/tests/count_step.cpp native/tests/support.cpp)
+target_link_libraries(rebar_count_step PRIVATE rebar_core)
+target_compile_options(rebar_count_step PRIVATE -Wall -Wextra -Werror -ffp-contract=off -fno-math-errno)

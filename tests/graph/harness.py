@@ -16,6 +16,7 @@ from rebar.graph.node import Values
 from rebar.graph.tensor import Tensor
 from rebar.hal import (
     DeviceManager,
+    KVFormat,
     KVStorage,
     Limits,
     Matrix,
@@ -62,10 +63,13 @@ def vector(values: Sequence[float] | F32) -> Vector:
     return Vector(np.ascontiguousarray(values, dtype=np.float32))
 
 
-def storage(blocks: int, kv_heads: int, head_dim: int) -> KVStorage:
-    """An empty cache of one layer, full of NaN: what was never written must never matter."""
-    keys = np.full((blocks, kv_heads, head_dim, 16), np.nan, dtype=np.float16)
-    return KVStorage(keys, np.full((blocks, kv_heads, 16, head_dim), np.nan, dtype=np.float16))
+def storage(blocks: int, kv_heads: int, head_dim: int, kind: KVFormat = KVFormat.F16) -> KVStorage:
+    """An empty cache of one layer out of two, full of NaN (int8: NaN scales): what was never
+    written must never matter.
+    """
+    part = _native.kv_bytes(int(kind), kv_heads, head_dim)
+    memory = np.full((blocks, 2, part), 0x7F, dtype=np.uint8)
+    return KVStorage(memory[:, 1], kv_heads, head_dim, kind)
 
 
 @dataclass

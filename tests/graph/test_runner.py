@@ -167,7 +167,7 @@ def test_the_arena_bound_holds(tmp_path: Path, family: str, max_rows: int) -> No
     options = RunnerOptions(memory=64 << 20, max_rows=max_rows)
     runner = load_runner(open_tiny(tmp_path, family, "Q8_0"), options)
     needed = runner.graph.plan(limits_of(runner.config, runner.plan, max_rows)).nbytes
-    assert needed <= arena_bytes(runner.config, max_rows)
+    assert needed <= arena_bytes(runner.config, max_rows, runner.max_context)
 
 
 def test_a_budget_too_small_names_the_numbers_and_the_flags(tmp_path: Path) -> None:

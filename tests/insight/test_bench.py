@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rebar.errors import InputError, MemoryBudgetError, ModelFileError
+from rebar.errors import DeviceError, InputError, MemoryBudgetError, ModelFileError
 from rebar.graph import RunnerOptions, load_runner
 from rebar.graph.weights import open_model
 from rebar.insight import bench
@@ -116,3 +116,7 @@ def test_an_error_of_the_measuring_process_keeps_its_type(model: Path, tmp_path:
     with pytest.raises(MemoryBudgetError) as raised:
         bench.bench_engine(model, RunnerOptions(memory=1 << 20), report=silent)
     assert raised.value.needed > raised.value.available
+    with pytest.raises(InputError, match="--repeats 1"):
+        bench.bench_engine(model, repeats=0, report=silent)
+    with pytest.raises(DeviceError, match="1 to 256 threads, not 0"):
+        bench.bench_engine(model, RunnerOptions(threads=0), report=silent)

@@ -85,6 +85,8 @@ class Builder:
     ) -> Tensor:
         """Attention of q over the cache."""
         out = self._out("attention", nodes.Attention.shape(q.shape, cache.shape, heads))
+        room = nodes.Attention.work_shape(cache.shape, heads, window or 0, max_positions)
+        work = Tensor(f"{out.name}.work", room) if room is not None else None
         self.nodes.append(
             nodes.Attention(
                 out.name,
@@ -97,6 +99,7 @@ class Builder:
                 scale,
                 window or 0,
                 softcap or 0.0,
+                work=work,
             )
         )
         return out

@@ -1,48 +1,46 @@
 """PagedKVCache: keys and values of all layers in blocks of 16 positions, allocated once, handed out
 by number.
 
-Block b holds the same 16 positions in every layer. A block belongs to one owner until it is
-released.
+Block b holds the same 16 positions in every layer and is one piece of memory, layer after layer: a
+short context touches few pages, and a block can be copied or hashed as it lies. A block belongs to
+one owner until it is released.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-import numpy as np
-
+from rebar import _native
 from rebar.errors import KVCacheFullError, MemoryBudgetError
-from rebar.hal import BLOCK_POSITIONS, KVStorage, Pool
-
-F16 = 2  # bytes
+from rebar.hal import BLOCK_POSITIONS, KVFormat, KVStorage, Pool
 
 
-def block_bytes(layers: int, kv_heads: int, head_dim: int) -> int:
-    """Bytes of one block over all layers: 16 positions of keys and values in f16."""
-    return layers * 2 * BLOCK_POSITIONS * kv_heads * head_dim * F16
+def block_bytes(layers: int, kv_heads: int, head_dim: int, kind: KVFormat = KVFormat.F16) -> int:
+    """Bytes of one block over all layers: 16 positions of keys and values."""
+    return layers * int(_native.kv_bytes(int(kind), kv_heads, head_dim))
 
 
 class PagedKVCache:
-    """`blocks` blocks for `layers` layers out of `pool`; storage[i] is layer i's."""
+    """`blocks` blocks for `layers` layers out of `pool`; storage[i] is layer i's part of each."""
 
     block_size = BLOCK_POSITIONS
 
-    def __init__(self, pool: Pool, layers: int, kv_heads: int, head_dim: int, blocks: int) -> None:
+    def __init__(
+        self,
+        pool: Pool,
+        layers: int,
+        kv_heads: int,
+        head_dim: int,
+        blocks: int,
+        kind: KVFormat = KVFormat.F16,
+    ) -> None:
         self.total_blocks = blocks
-        self.block_bytes = block_bytes(layers, kv_heads, head_dim)
-        half = blocks * kv_heads * head_dim * BLOCK_POSITIONS * F16
-        keys = [pool.allocate(half, f"keys of layer {i}") for i in range(layers)]
-        values = [pool.allocate(half, f"values of layer {i}") for i in range(layers)]
-        shape = (
-            (blocks, kv_heads, head_dim, BLOCK_POSITIONS),
-            (blocks, kv_heads, BLOCK_POSITIONS, head_dim),
-        )
+        self.block_bytes = block_bytes(layers, kv_heads, head_dim, kind)
+        nbytes = blocks * self.block_bytes
+        memory = pool.allocate(nbytes, "keys and values").bytes()[:nbytes]
+        parts = memory.reshape(blocks, layers, -1)
         self.storage = tuple(
-            KVStorage(
-                k.bytes()[:half].view(np.float16).reshape(shape[0]),
-                v.bytes()[:half].view(np.float16).reshape(shape[1]),
-            )
-            for k, v in zip(keys, values, strict=True)
+            KVStorage(parts[:, i], kv_heads, head_dim, kind) for i in range(layers)
         )
         self._free = list(
             range(blocks - 1, -1, -1)

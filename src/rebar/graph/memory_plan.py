@@ -7,6 +7,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from rebar import _native
 from rebar.errors import ContextLengthError, MemoryBudgetError
 from rebar.graph.kv import block_bytes
 from rebar.graph.models import bind
@@ -97,9 +98,9 @@ def resolve_context(config: DecoderConfig, asked: int | None) -> int:
     return asked
 
 
-def arena_bytes(config: DecoderConfig, max_rows: int) -> int:
+def arena_bytes(config: DecoderConfig, max_rows: int, max_context: int) -> int:
     """An upper bound of the activations: the plan places them in less. Widths of the tensors alive
-    at once in a layer.
+    at once in a layer, and attention's work over contexts of several chunks.
     """
     c = config
     qkv = (c.heads + 2 * c.kv_heads) * c.head_dim
@@ -112,7 +113,9 @@ def arena_bytes(config: DecoderConfig, max_rows: int) -> int:
         * (c.vocab_size * (2 if c.logit_softcap else 1) + 4 * c.width)
         * 4
     )
-    return max_rows * (floats * 4 + quantized) + logits + 64 * 256
+    work = _native.attention_work(c.heads, c.head_dim, 0, max_context) * 4
+    split = min(_native.ATTENTION_SPLIT_ROWS, max_rows)
+    return max_rows * (floats * 4 + quantized) + split * work + logits + 64 * 256
 
 
 def rope_bytes(config: DecoderConfig, max_context: int) -> int:
@@ -155,7 +158,7 @@ def plan_memory(
         MemoryEntry("tables", rope_bytes(c, context), f"rotation tables of {context:,} positions"),
         MemoryEntry(
             "arena",
-            arena_bytes(c, options.max_rows),
+            arena_bytes(c, options.max_rows, context),
             f"activations and logits of {options.max_rows} rows",
         ),
     ]

@@ -12,7 +12,7 @@ import numpy as np
 from rebar import _native
 from rebar.graph.node import Node, Values
 from rebar.graph.tensor import Tensor
-from rebar.hal import Block, Limits, Operand, Pool, QuantizedRows, Rows, aligned
+from rebar.hal import Block, Domain, Limits, Operand, Pool, QuantizedRows, Rows, aligned
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class Plan:
         operands: dict[Tensor, Operand] = dict(bound)
         memory = arena.bytes()
         for tensor, place in self.placements.items():
-            count = limits.rows_of(tensor.domain)
+            count = count_of(tensor, limits)
             raw = memory[place.offset : place.offset + place.nbytes]
             if tensor.dtype == "q8":
                 stride = _native.quantized_stride(tensor.width)
@@ -58,10 +58,16 @@ class Plan:
         return self.bind(pool.allocate(max(self.nbytes, 1), what), limits, bound)
 
 
+def count_of(tensor: Tensor, limits: Limits) -> int:
+    """Most rows of an activation; work of a fixed number of rows needs no more than a step has."""
+    size = tensor.shape[0]
+    return limits.rows_of(size) if isinstance(size, Domain) else min(size, limits.rows)
+
+
 def nbytes_of(tensor: Tensor, limits: Limits) -> int:
     """Bytes of an activation for the most rows."""
     row = _native.quantized_stride(tensor.width) if tensor.dtype == "q8" else tensor.width * 4
-    return aligned(max(limits.rows_of(tensor.domain), 1) * row)
+    return aligned(max(count_of(tensor, limits), 1) * row)
 
 
 def make_plan(

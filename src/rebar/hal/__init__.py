@@ -5,6 +5,7 @@ touches a device.
 from rebar.hal import launches
 from rebar.hal.arrays import (
     BLOCK_POSITIONS,
+    KVFormat,
     KVStorage,
     Matrix,
     Operand,
@@ -27,6 +28,7 @@ __all__ = [
     "DeviceManager",
     "DeviceStats",
     "Domain",
+    "KVFormat",
     "KVStorage",
     "Launch",
     "Limits",

@@ -4,7 +4,7 @@ shape, nothing more.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import IntEnum
 
 import numpy as np
@@ -165,26 +165,72 @@ class Vector:
         return int(self.data.ctypes.data)
 
 
+class KVFormat(IntEnum):
+    """rb_kv_type of native/rebar.h: how keys and values are stored."""
+
+    F16 = 0
+    INT8 = 1
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class KVStorage:
-    """Keys and values of one layer in blocks of 16 positions: keys (blocks, kv_heads, head_dim,
-    16), values (blocks, kv_heads, 16, head_dim), f16.
+    """Keys and values of one layer in blocks of 16 positions: the layer's part of every block, data
+    uint8 (blocks, bytes of the part) in the layout of native/rebar.h; parts may lie apart.
     """
 
-    keys: NDArray[np.float16]
-    values: NDArray[np.float16]
-    blocks: int = field(init=False)
-    kv_heads: int = field(init=False)
-    head_dim: int = field(init=False)
+    data: NDArray[np.uint8]
+    kv_heads: int
+    head_dim: int
+    format: KVFormat = KVFormat.F16
 
     def __post_init__(self) -> None:
-        blocks, heads, dim, positions = self.keys.shape
-        if positions != BLOCK_POSITIONS or self.values.shape != (blocks, heads, positions, dim):
+        needed = _native.kv_bytes(int(self.format), self.kv_heads, self.head_dim)
+        part = self.data.ndim == 2 and self.data.dtype == np.uint8 and self.data.strides[1] == 1
+        if not part or not needed or self.data.shape[1] != needed:
             raise ShapeError(
-                f"keys {self.keys.shape} and values {self.values.shape} do not belong together"
+                f"{self.format.name} keys and values of {self.kv_heads} heads of {self.head_dim} "
+                f"take {needed:,} bytes a block, not {self.data.dtype} {self.data.shape}"
             )
-        for name, value in (("blocks", blocks), ("kv_heads", heads), ("head_dim", dim)):
-            object.__setattr__(self, name, value)
+
+    @property
+    def blocks(self) -> int:
+        """Blocks there are."""
+        return int(self.data.shape[0])
+
+    @property
+    def stride(self) -> int:
+        """Bytes from one block's part to the next."""
+        return int(self.data.strides[0])
+
+    @property
+    def address(self) -> int:
+        """Address of block 0's part."""
+        return int(self.data.ctypes.data)
+
+    @property
+    def keys(self) -> NDArray[np.generic]:
+        """f16 or int8 (blocks, kv_heads, head_dim, 16), over the same memory."""
+        return self._elements(0, (self.head_dim, BLOCK_POSITIONS))
+
+    @property
+    def values(self) -> NDArray[np.generic]:
+        """f16 or int8 (blocks, kv_heads, 16, head_dim), over the same memory."""
+        return self._elements(1, (BLOCK_POSITIONS, self.head_dim))
+
+    def scales(self, half: int) -> NDArray[np.float16]:
+        """Scales of int8 keys (half 0) or values (1): (blocks, kv_heads, groups of 32, 16)."""
+        behind = self._half(half)[:, :, BLOCK_POSITIONS * self.head_dim :]
+        shape = (self.blocks, self.kv_heads, -1, BLOCK_POSITIONS)
+        return behind.view(np.float16).reshape(shape)
+
+    def _half(self, half: int) -> NDArray[np.uint8]:
+        return self.data.reshape(self.blocks, 2, self.kv_heads, -1)[:, half]
+
+    def _elements(self, half: int, shape: tuple[int, int]) -> NDArray[np.generic]:
+        kind = np.dtype(np.float16 if self.format is KVFormat.F16 else np.int8)
+        nbytes = BLOCK_POSITIONS * self.head_dim * kind.itemsize
+        elements = self._half(half)[:, :, :nbytes].view(kind)
+        return elements.reshape(self.blocks, self.kv_heads, *shape)
 
 
 BLOCK_POSITIONS = 16  # one vector of scores: 16 f32 lanes

@@ -75,11 +75,13 @@ BackendFactory = Callable[[int, str | None], Backend]
 
 
 def operands(launch: Launch) -> Iterator[tuple[str, Rows | QuantizedRows, Domain]]:
-    """The row operands of a launch, with the rows each must have room for."""
+    """The row operands of a launch, with the rows each must have room for. Tables and work are no
+    rows of the step.
+    """
     domain = getattr(launch, "domain", Domain.ROWS)
     for name in launch.__slots__:
         value = getattr(launch, name)
-        if isinstance(value, Rows | QuantizedRows) and name != "table":
+        if isinstance(value, Rows | QuantizedRows) and name not in ("table", "work"):
             yield (
                 name,
                 value,
@@ -90,6 +92,9 @@ def operands(launch: Launch) -> Iterator[tuple[str, Rows | QuantizedRows, Domain
 def check(launch: Launch, limits: Limits) -> None:
     """The native door: named sizes agree and every buffer has room for the most rows."""
     launch.check()
+    work = getattr(launch, "work", None)
+    if work is not None and work.count < min(limits.rows, _native.ATTENTION_SPLIT_ROWS):
+        raise ShapeError(f"{type(launch).__name__}: work has room for {work.count} rows")
     for name, value, domain in operands(launch):
         if value.count < limits.rows_of(domain):
             kind = type(launch).__name__

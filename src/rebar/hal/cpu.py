@@ -167,8 +167,9 @@ class CpuProgram:
         self._native.append(
             k=op.k.address,
             v=op.v.address,
-            keys=op.storage.keys.ctypes.data,
-            values=op.storage.values.ctypes.data,
+            cache=op.storage.address,
+            block_stride=op.storage.stride,
+            kv_type=int(op.storage.format),
             k_stride=op.k.stride,
             v_stride=op.v.stride,
             kv_heads=op.storage.kv_heads,
@@ -178,12 +179,22 @@ class CpuProgram:
 
     @_record.register
     def _(self, op: la.Attention) -> None:
+        self._attention(op, merge=False)
+
+    @_record.register
+    def _(self, op: la.AttentionMerge) -> None:
+        self._attention(op.attention, merge=True)
+
+    def _attention(self, op: la.Attention, *, merge: bool) -> None:
         self._native.attention(
+            merge=merge,
             q=op.q.address,
-            keys=op.storage.keys.ctypes.data,
-            values=op.storage.values.ctypes.data,
+            cache=op.storage.address,
             out=op.out.address,
             outq=_address(op.quantized),
+            work=_address(op.work),
+            block_stride=op.storage.stride,
+            kv_type=int(op.storage.format),
             q_stride=op.q.stride,
             out_stride=op.out.stride,
             heads=op.heads,

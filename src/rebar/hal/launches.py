@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import IntEnum
 
+from rebar import _native
 from rebar.errors import ShapeError
 from rebar.hal.arrays import BLOCK_POSITIONS, KVStorage, Matrix, QuantizedRows, Rows, Vector
 
@@ -133,7 +134,7 @@ class Rope:
 
 @dataclass(frozen=True, slots=True)
 class Append:
-    """Stores k and v rows at their positions in the paged cache, as f16."""
+    """Stores k and v rows at their positions in the paged cache, in its format."""
 
     k: Rows
     v: Rows
@@ -154,6 +155,10 @@ class Append:
 class Attention:
     """out = softmax(scale q kᵀ) v over the positions up to the row's own, the last `window` of them
     when it is not 0.
+
+    work: room for the results of chunks of positions, (at most ATTENTION_SPLIT_ROWS rows, as wide
+    as _native.attention_work says); with it, steps of few rows are cut by chunks, and an
+    AttentionMerge must follow.
     """
 
     q: Rows
@@ -165,6 +170,7 @@ class Attention:
     window: int = 0
     softcap: float = 0.0
     quantized: QuantizedRows | None = None
+    work: Rows | None = None
 
     def check(self) -> None:
         """Shape rule."""
@@ -186,6 +192,21 @@ class Attention:
                 self.storage.head_dim % 32,
                 0,
             )
+        if self.work is not None:
+            dim, limit = self.storage.head_dim, self.max_positions
+            needed = _native.attention_work(self.heads, dim, self.window, limit)
+            same("attention", "width of work", self.work.width, self.work.stride, needed)
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionMerge:
+    """Puts the chunks together that an Attention with `work` has left there."""
+
+    attention: Attention
+
+    def check(self) -> None:
+        """Shape rule."""
+        self.attention.check()
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,5 +269,16 @@ class Softcap:
 
 
 Launch = (
-    Embed | RmsNorm | Quantize | Matmul | Rope | Append | Attention | Gated | Add | Select | Softcap
+    Embed
+    | RmsNorm
+    | Quantize
+    | Matmul
+    | Rope
+    | Append
+    | Attention
+    | AttentionMerge
+    | Gated
+    | Add
+    | Select
+    | Softcap
 )

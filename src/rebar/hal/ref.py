@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from rebar.errors import DeviceError
 from rebar.hal import launches as la
+from rebar.hal import ref_attention
 from rebar.hal.arrays import Matrix, QuantizedRows, Rows
 from rebar.hal.backend import Limits, Program, Step, check
 from rebar.hal.ref_formats import unpack
@@ -159,9 +160,8 @@ class RefProgram:
         heads = (op.storage.kv_heads, op.storage.head_dim)
         for r in range(step.rows):
             block, slot = place(step, r, int(step.positions[r]))
-            with np.errstate(over="ignore"):  # beyond f16's range is infinite, as in the kernel
-                op.storage.keys[block, :, :, slot] = op.k.data[r].reshape(heads)
-                op.storage.values[block, :, slot, :] = op.v.data[r].reshape(heads)
+            k, v = op.k.data[r].reshape(heads), op.v.data[r].reshape(heads)
+            ref_attention.write(op.storage, block, slot, k, v)
 
     @_run.register
     def _(self, op: la.Attention, step: Step) -> None:
@@ -170,21 +170,12 @@ class RefProgram:
             last = int(step.positions[r])
             first = max(0, last - op.window + 1) if op.window else 0
             where = [place(step, r, p) for p in range(first, last + 1)]
-            k = np.stack([op.storage.keys[b, :, :, s] for b, s in where]).astype(
-                np.float64
-            )  # position, kv head, dim
-            v = np.stack([op.storage.values[b, :, s, :] for b, s in where]).astype(np.float64)
-            q = (
-                op.q.data[r]
-                .astype(np.float64)
-                .reshape(op.storage.kv_heads, -1, op.storage.head_dim)
-            )
-            scores = np.einsum("hgd,phd->hgp", q, k) * op.scale
-            if op.softcap:
-                scores = op.softcap * np.tanh(scores / op.softcap)
-            p = np.exp(scores - scores.max(axis=-1, keepdims=True))
-            out[r] = np.einsum("hgp,phd->hgd", p / p.sum(axis=-1, keepdims=True), v).reshape(-1)
+            out[r] = ref_attention.attend(op, op.q.data[r], first, where).reshape(-1)
         put(op.out, out, op.quantized)
+
+    @_run.register
+    def _(self, op: la.AttentionMerge, step: Step) -> None:
+        """Nothing: a row's chunks are merged as they come."""
 
     @_run.register
     def _(self, op: la.Gated, step: Step) -> None:

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from rebar import _native
-from rebar.errors import EngineError, RebarError
+from rebar.errors import EngineError, InputError, RebarError
 from rebar.graph import RunnerOptions, load_runner
 from rebar.graph.weights import open_model
 from rebar.hal import read_machine
@@ -50,11 +50,14 @@ def bench_engine(
     ceilings: read_gb_s as taken for a step of all weights, weights_gb_s what a working set of their
     size gave just now, int8_gop_s, f32_gop_s. load_s: until the first step may run. peak_rss_mb: MB
     (10^6) of the whole process. plan_mb: its pools.
-    Errors: InputError for an unknown figure, those of loading, EngineError when the measuring
-    process dies.
+    Errors: InputError for an unknown figure or no runs, those of loading, EngineError when the
+    measuring process dies.
     """
     figures, options = chosen(only), options or RunnerOptions()
-    gauge = Gauge(options.threads or read_machine().cores, options.isa)
+    if repeats < 1:
+        raise InputError("no runs are no figures. Give --repeats 1 or more.", param="repeats")
+    threads = read_machine().cores if options.threads is None else options.threads
+    gauge = Gauge(threads, options.isa)
     report("ceilings, before")
     before = peaks(gauge)
     measured = _in_fresh_process(path, options, figures, repeats)

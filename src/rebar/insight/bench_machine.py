@@ -41,7 +41,7 @@ def bench_machine(
     Errors: DeviceError for an instruction set that is not here.
     """
     machine = read_machine()
-    count = threads or machine.cores
+    count = machine.cores if threads is None else threads
     gauge = Gauge(count, isa)
     facts: Facts = {"cpu": machine.cpu, "threads": count, "isa": isa or _native.best_isa()}
     facts |= _reading(gauge, sizes, report)

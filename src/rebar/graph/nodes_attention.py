@@ -1,0 +1,137 @@
+"""Rotation, the cache and attention, as graph/nodes.py has the rest. Formulas and orders of sums:
+native/rebar.h.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rebar import _native
+from rebar.errors import ShapeError
+from rebar.graph.node import Cost, Node, Record, Values
+from rebar.graph.tensor import Shape, Tensor, same
+from rebar.hal import launches as la
+
+F32 = 4  # bytes
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Rope(Node):
+    """out = x with the pairs (i, i + dim/2) of each head rotated by the row's position
+    (arXiv:2104.09864).
+    """
+
+    x: Tensor
+    table: Tensor
+    out: Tensor
+    heads: int
+
+    @staticmethod
+    def shape(x: Shape, table: Shape, heads: int) -> Shape:
+        """(rows, heads * head_dim), (positions, dim <= head_dim) -> (rows, heads * head_dim)."""
+        same("width modulo heads", int(x[1]) % heads, 0)
+        if int(table[1]) > int(x[1]) // heads:
+            raise ShapeError(
+                f"a rotation of {table[1]} values does not fit heads of {int(x[1]) // heads}"
+            )
+        return x
+
+    def forward(self, run: Record, values: Values) -> None:
+        """One launch."""
+        dim = self.x.width // self.heads
+        run(
+            la.Rope(
+                values.rows(self.x), values.rows(self.out), values.rows(self.table), self.heads, dim
+            )
+        )
+
+    def cost(self, rows: int, positions: int = 0) -> Cost:
+        """Four products and two sums a pair."""
+        n = self.x.width
+        return Cost(3 * rows * n, rows * (n + self.table.width) * F32, rows * n * F32)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Append(Node):
+    """Stores k and v (rows, kv_heads * head_dim) in a layer's cache. out has no bytes: it makes
+    attention come after.
+    """
+
+    k: Tensor
+    v: Tensor
+    cache: Tensor
+    out: Tensor
+
+    @staticmethod
+    def shape(k: Shape, v: Shape, cache: Shape) -> Shape:
+        """Two (rows, kv_heads * head_dim) and a cache (blocks, kv_heads, head_dim) -> (rows, 0)."""
+        same("width", k[1], v[1], int(cache[1]) * int(cache[2]))
+        return k[0], 0
+
+    def forward(self, run: Record, values: Values) -> None:
+        """One launch."""
+        run(la.Append(values.rows(self.k), values.rows(self.v), values.storage(self.cache)))
+
+    def cost(self, rows: int, positions: int = 0) -> Cost:
+        """Two rows read as float32, written as f16."""
+        return Cost(0, 2 * rows * self.k.width * F32, 2 * rows * self.k.width * 2)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Attention(Node):
+    """out = softmax(scale q kᵀ) v over the cached positions up to the row's own (the last `window`
+    when it is not 0).
+    """
+
+    q: Tensor
+    cache: Tensor
+    after: Tensor
+    out: Tensor
+    heads: int
+    max_positions: int
+    scale: float
+    window: int = 0
+    softcap: float = 0.0
+    quantized: Tensor | None = None
+    work: Tensor | None = None
+
+    @staticmethod
+    def shape(q: Shape, cache: Shape, heads: int) -> Shape:
+        """(rows, heads * head_dim), (blocks, kv_heads, head_dim) -> (rows, heads * head_dim)."""
+        same("width", q[1], heads * int(cache[2]))
+        same("heads modulo kv heads", heads % int(cache[1]), 0)
+        return q
+
+    def forward(self, run: Record, values: Values) -> None:
+        """One launch; a second one where contexts may have several chunks."""
+        v, q = values, self.quantized
+        work = v.rows(self.work) if self.work is not None else None
+        launch = la.Attention(
+            v.rows(self.q),
+            v.storage(self.cache),
+            v.rows(self.out),
+            self.heads,
+            self.max_positions,
+            self.scale,
+            self.window,
+            self.softcap,
+            v.quantized(q) if q is not None else None,
+            work,
+        )
+        run(launch)
+        if work is not None:
+            run(la.AttentionMerge(launch))
+
+    @staticmethod
+    def work_shape(cache: Shape, heads: int, window: int, max_positions: int) -> Shape | None:
+        """Of the room for results of chunks; None where a context is one chunk."""
+        width = _native.attention_work(heads, int(cache[2]), window, max_positions)
+        one = _native.attention_work(heads, int(cache[2]), 0, 1)
+        return (_native.ATTENTION_SPLIT_ROWS, width) if width > one else None
+
+    def cost(self, rows: int, positions: int = 0) -> Cost:
+        """Two products a position, head and dimension; keys and values read once a kv head."""
+        seen = min(positions, self.window) if self.window else positions
+        width = int(self.cache.shape[1]) * int(self.cache.shape[2])
+        read = rows * self.q.width * F32 + 2 * seen * width * 2
+        return Cost(4 * rows * seen * self.q.width, read, rows * self.out.width * F32)

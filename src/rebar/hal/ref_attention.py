@@ -1,0 +1,83 @@
+"""The reference back end's cache and attention: the formulas of native/rebar.h in float64.
+
+What is stored is exact: int8 keys and values equal the kernels' to the bit.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rebar.hal.arrays import KVFormat, KVStorage
+from rebar.hal.launches import Attention
+
+F32 = NDArray[np.float32]
+F64 = NDArray[np.float64]
+CHUNK = 256  # RB_ATTENTION_CHUNK of native/rebar.h
+GROUP = 32  # RB_KV_GROUP
+
+
+def quantize(x: F32) -> tuple[NDArray[np.int8], NDArray[np.float16]]:
+    """x (heads, head_dim) -> int8 of the same shape and scales (heads, groups of 32)."""
+    heads, dim = x.shape
+    padded = np.zeros((heads, -(-dim // GROUP), GROUP), np.float32)
+    padded.reshape(heads, -1)[:, :dim] = x
+    finite = np.asarray(np.isfinite(padded).all(axis=-1, keepdims=True))
+    largest = np.where(finite, np.abs(padded).max(axis=-1, keepdims=True), np.float32(0))
+    with np.errstate(over="ignore"):  # beyond f16's range the scale is infinite, as in the kernel
+        d = np.where(finite, largest / np.float32(127), np.float32("nan")).astype(np.float16)
+    wide = d.astype(np.float32)
+    inverse = np.divide(np.float32(1), wide, out=np.zeros_like(wide), where=finite & (wide > 0))
+    sane = np.where(finite, padded, np.float32(0))
+    q = np.rint(np.clip(sane * inverse, -127, 127)).astype(np.int8)
+    return q.reshape(heads, -1)[:, :dim], d[..., 0]
+
+
+def write(storage: KVStorage, block: int, slot: int, k: F32, v: F32) -> None:
+    """Stores one position's k and v (kv_heads, head_dim)."""
+    keys, values = storage.keys, storage.values
+    if storage.format is KVFormat.F16:
+        with np.errstate(over="ignore"):  # beyond f16's range is infinite, as in the kernel
+            keys[block, :, :, slot] = k
+            values[block, :, slot, :] = v
+        return
+    keys[block, :, :, slot], storage.scales(0)[block, :, :, slot] = quantize(k)
+    values[block, :, slot, :], storage.scales(1)[block, :, :, slot] = quantize(v)
+
+
+def read(storage: KVStorage, where: list[tuple[int, int]]) -> tuple[F64, F64]:
+    """Keys and values of positions, each (position, kv head, head_dim)."""
+    keys, values = storage.keys, storage.values
+    k = np.stack([keys[b, :, :, s] for b, s in where]).astype(np.float64)
+    v = np.stack([values[b, :, s, :] for b, s in where]).astype(np.float64)
+    if storage.format is KVFormat.F16:
+        return k, v
+    return k * _scales(storage, 0, where), v * _scales(storage, 1, where)
+
+
+def _scales(storage: KVStorage, half: int, where: list[tuple[int, int]]) -> F64:
+    scales = storage.scales(half)
+    of_groups = np.stack([scales[b, :, :, s] for b, s in where]).astype(np.float64)
+    return np.repeat(of_groups, GROUP, axis=-1)[..., : storage.head_dim]
+
+
+def attend(op: Attention, q: F32, first: int, where: list[tuple[int, int]]) -> F64:
+    """One row's q (heads * head_dim) over the positions from `first` on -> (kv head, head of it,
+    head_dim). Chunk by chunk at absolute positions, merged in ascending order.
+    """
+    shape = (op.storage.kv_heads, -1, op.storage.head_dim)
+    queries = q.astype(np.float64).reshape(shape)
+    top, total, out = -np.inf, np.float64(0), np.zeros_like(queries)
+    begin = first
+    while begin < first + len(where):
+        end = min((begin // CHUNK + 1) * CHUNK, first + len(where))
+        k, v = read(op.storage, where[begin - first : end - first])
+        scores = np.einsum("hgd,phd->hgp", queries, k) * op.scale
+        if op.softcap:
+            scores = op.softcap * np.tanh(scores / op.softcap)
+        largest = np.maximum(top, scores.max(axis=-1, keepdims=True))
+        p, old = np.exp(scores - largest), np.exp(top - largest)
+        total = total * old + p.sum(axis=-1, keepdims=True)
+        out = out * old + np.einsum("hgp,phd->hgd", p, v)
+        top, begin = largest, end
+    return out / total
