@@ -31,7 +31,10 @@ finish() {
   [ "$failed" -eq 0 ]
 }
 
-native_sources() { git ls-files -z -- 'native/*.h' 'native/*.cpp' 2>/dev/null || find native -name '*.h' -print0 -o -name '*.cpp' -print0; }
+native_sources() {
+  git ls-files -z -- 'native/*.h' 'native/*.cpp' 'lab/*.h' 'lab/*.cpp' 2>/dev/null ||
+    find native lab -name '*.h' -print0 -o -name '*.cpp' -print0
+}
 
 format_sources() {
   "$bin/ruff" check --quiet --fix-only . && "$bin/ruff" format . && native_sources | xargs -0 "$bin/clang-format" -i
@@ -53,7 +56,7 @@ native_lint() {
   PATH=$bin:$PATH
   rules=$(cat .clang-tidy native/*.h native/*/*.h | sha256sum | cut -c 1-16)
   mkdir -p build/tidy
-  native_sources | tr '\0' '\n' | grep -E '\.cpp$' | grep -Ev '(tests|fuzz)/' >build/tidy/sources
+  native_sources | tr '\0' '\n' | grep -E '^native/.*\.cpp$' | grep -Ev '(tests|fuzz)/' >build/tidy/sources
   : >build/tidy/todo
   while read -r file; do
     key=$rules-$(sha256sum <"$file" | cut -c 1-32)
