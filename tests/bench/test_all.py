@@ -110,7 +110,7 @@ def test_growth_tells_linear_from_quadratic() -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(time, "perf_counter", lambda: clock[0])
         assert text_work.growth(linear, {"a": "a"}) == {"a": 1.0}
-        assert text_work.growth(quadratic, {"a": "a"}) == {"a": 8.0}
+        assert text_work.growth(quadratic, {"a": "a"}) == {"a": 32.0}
 
 
 def test_the_worst_growth_is_named_and_other_ids_are_shouted() -> None:
