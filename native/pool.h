@@ -55,10 +55,14 @@ class Pool {
   void work(uint32_t epoch, int index);
   bool claim(Range& range, uint32_t epoch, Side side, Piece& piece);
   void begin(int index);
+  void finish(const Piece& piece, uint32_t epoch);
+  void await_end(uint32_t epoch);
   uint32_t await_job(uint32_t seen);
 
   alignas(64) std::atomic<int64_t> unfinished_{0};
   alignas(64) std::atomic<uint32_t> epoch_{0};
+  std::atomic<uint32_t> ended_{0};  // epoch of a job whose last piece is done
+  std::atomic<bool> caller_sleeps_{false};
   std::atomic<int32_t> sleepers_{0};
   std::atomic<bool> stopping_{false};
   Job job_{};
