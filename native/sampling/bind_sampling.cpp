@@ -10,8 +10,8 @@
 #include <tuple>
 #include <vector>
 
+#include "sampling/batch.h"
 #include "sampling/philox.h"
-#include "sampling/sample.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -28,10 +28,8 @@ struct OwnedParams {
 };
 
 struct Job {
-  Request request;
-  const OwnedParams* params;
+  Row row;
   std::vector<Alternative> top;
-  Answer answer;
 };
 
 const Lanes& lanes_of(const std::string& isa) {
@@ -49,37 +47,43 @@ Job job_of(nb::handle item, const float* logits, int32_t vocab_size) {
     throw std::invalid_argument("a wanted position must be inside the sequence's known ids");
   const int64_t known = position + 1, split = prompt < known ? prompt : known;
   Job job;
-  job.request = {logits,
-                 {tokens.data(), static_cast<size_t>(split)},
-                 {tokens.data() + split, static_cast<size_t>(known - split)},
-                 static_cast<uint64_t>(known),
-                 known < total ? tokens.data()[known] : -1};
-  job.params = params;
+  job.row.params = &params->params;
+  job.row.request = {logits,
+                     {tokens.data(), static_cast<size_t>(split)},
+                     {tokens.data() + split, static_cast<size_t>(known - split)},
+                     static_cast<uint64_t>(known),
+                     known < total ? tokens.data()[known] : -1};
   job.top.resize(static_cast<size_t>(std::max(0, std::min(params->params.top, vocab_size))));
   return job;
 }
 
 nb::tuple answer_of(const Job& job) {
   nb::list top;
-  for (int32_t i = 0; i < job.answer.top; ++i) top.append(nb::make_tuple(job.top[i].id, job.top[i].logprob));
-  return nb::make_tuple(static_cast<int>(job.answer.status), job.answer.id, job.answer.logprob, nb::tuple(top));
+  const Answer& answer = job.row.answer;
+  for (int32_t i = 0; i < answer.top; ++i) top.append(nb::make_tuple(job.top[i].id, job.top[i].logprob));
+  return nb::make_tuple(static_cast<int>(answer.status), answer.id, answer.logprob, nb::tuple(top));
 }
 
-nb::list sample(Sampler& sampler, const Logits& logits, const nb::list& wanted) {
-  if (logits.shape(0) != wanted.size() || logits.shape(1) < static_cast<size_t>(sampler.vocab_size()))
+nb::list sample(Batch& batch, const Logits& logits, const nb::list& wanted) {
+  if (logits.shape(0) != wanted.size() || logits.shape(1) < static_cast<size_t>(batch.vocab_size()))
     throw std::invalid_argument("logits must be (wanted positions, at least vocab_size)");
   if (logits.shape(0) > 0 && logits.stride(1) != 1) throw std::invalid_argument("a row of logits must be contiguous");
   std::vector<Job> jobs;
+  std::vector<Row> rows;
   jobs.reserve(wanted.size());
   for (size_t row = 0; row < wanted.size(); ++row)
     jobs.push_back(
-        job_of(wanted[row], logits.data() + static_cast<int64_t>(row) * logits.stride(0), sampler.vocab_size()));
+        job_of(wanted[row], logits.data() + static_cast<int64_t>(row) * logits.stride(0), batch.vocab_size()));
+  for (Job& job : jobs) job.row.top = job.top.data(), rows.push_back(job.row);
   {
     const nb::gil_scoped_release release;
-    for (Job& job : jobs) job.answer = sampler.sample(job.request, job.params->params, job.top.data());
+    batch.sample(rows);
   }
   nb::list answers;
-  for (const Job& job : jobs) answers.append(answer_of(job));
+  for (size_t row = 0; row < jobs.size(); ++row) {
+    jobs[row].row.answer = rows[row].answer;
+    answers.append(answer_of(jobs[row]));
+  }
   return answers;
 }
 
@@ -108,14 +112,14 @@ void bind_sampling(nb::module_& m) {
           },
           "temperature"_a, "top_k"_a, "top_p"_a, "min_p"_a, "repetition"_a, "frequency"_a, "presence"_a, "seed"_a,
           "top"_a, "bias"_a);
-  nb::class_<Sampler>(m, "Sampler", "Logits rows -> ids for one vocabulary size.")
+  nb::class_<Batch>(m, "Sampler", "Logits rows -> ids for one vocabulary size.")
       .def(
           "__init__",
-          [](Sampler* self, int32_t vocab_size, const std::string& isa) {
+          [](Batch* self, int32_t vocab_size, const std::string& isa, rb::Pool* pool) {
             if (vocab_size < 1) throw std::invalid_argument("vocab_size must be positive");
-            new (self) Sampler(vocab_size, lanes_of(isa));
+            new (self) Batch(vocab_size, lanes_of(isa), pool);
           },
-          "vocab_size"_a, "isa"_a = "")
+          nb::keep_alive<1, 4>(), "vocab_size"_a, "isa"_a = "", "pool"_a.none() = nb::none())
       .def("sample", &sample, "logits"_a.noconvert(), "wanted"_a,
            nb::sig("def sample(self, logits: numpy.typing.NDArray[numpy.float32], wanted: "
                    "list[tuple[numpy.typing.NDArray[numpy.int32], int, int, "

@@ -59,7 +59,6 @@ Sampler::Sampler(int32_t vocab_size, const Lanes& lanes)
       spare_(new Candidate[static_cast<size_t>(vocab_size) + 1]) {}
 
 Answer Sampler::sample(const Request& request, const Params& params, Alternative* top) {
-  const std::scoped_lock lock(mutex_);
   if (!valid(params, vocab_)) return {Status::kParams};
   if (params.top >= 0) return report(request, params, top);
   if (request.next >= 0) return answer_of(request.next);

@@ -24,7 +24,6 @@
 #pragma once
 #include <cstdint>
 #include <memory>
-#include <mutex>
 #include <span>
 
 #include "sampling/lanes.h"
@@ -77,7 +76,7 @@ inline constexpr double kGreedyTemperature = 1e-4;
 // Whether the parameters mean something for this vocabulary: all finite, in range, bias ids inside.
 bool valid(const Params& params, int32_t vocab_size);
 
-// Owns the scratch for one vocabulary; sampling allocates nothing. Calls from several threads take turns.
+// Owns the scratch for one vocabulary; sampling allocates nothing. One thread at a time.
 class Sampler {
  public:
   Sampler(int32_t vocab_size, const Lanes& lanes);
@@ -110,7 +109,6 @@ class Sampler {
 
   int32_t vocab_;
   const Lanes& lanes_;
-  std::mutex mutex_;
   // Untouched pages of these are never committed: greedy rows need none of them.
   std::unique_ptr<float[]> x_, weights_, sums_;
   std::unique_ptr<uint32_t[]> counts_;  // all zero between calls

@@ -181,3 +181,36 @@ def test_equal_seeds_repeat_and_different_seeds_differ() -> None:
     rows = [wanted(SamplingParams(seed=s, temperature=1.5)) for s in (7, 7, 8)]
     a, b, c = (x.id for x in Sampler(3_000).sample(logits, rows))
     assert a == b != c
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3, 8])
+@pytest.mark.parametrize("rows", [1, 2, 33])
+def test_threads_share_the_rows_and_change_no_bit(threads: int, rows: int) -> None:
+    """Every way of sampling, scores included; each row alone on one thread is the measure. Again
+    and again, so that a thread meets scratch that another row left behind.
+    """
+    vocab = 2_000
+    random = np.random.default_rng(threads)
+    logits = (random.standard_normal((rows, vocab)) * 3).astype(np.float32)
+    ways = (
+        SamplingParams(temperature=0.0),
+        SamplingParams(temperature=0.8, top_p=0.9, seed=1, logprobs=3),
+        SamplingParams(temperature=0.9, top_k=40, min_p=0.02, seed=2, repetition_penalty=1.3),
+        SamplingParams(temperature=1.1, seed=3, frequency_penalty=0.5, logit_bias=((7, 4.0),)),
+    )
+    wanted = [
+        Wanted(Sequence.of(random.integers(0, vocab, 50).tolist(), 60, ways[i % len(ways)]), 49)
+        for i in range(rows)
+    ]
+    alone = [Sampler(vocab).sample(logits[i : i + 1], [w])[0] for i, w in enumerate(wanted)]
+    shared = Sampler(vocab, pool=_native.Pool(threads))
+    for _ in range(20):
+        assert shared.sample(logits, wanted) == alone
+
+
+def test_a_sampler_keeps_its_threads_alive() -> None:
+    """The pool is let go of before the sampler that was given it is used."""
+    sampler = Sampler(16, pool=_native.Pool(2))
+    wanted = [Wanted(Sequence.of([1, 2, 3], 8, SamplingParams(temperature=0.0)), 2)] * 5
+    logits = np.eye(16, dtype=np.float32)[:5]
+    assert [answer.id for answer in sampler.sample(logits, wanted)] == [0, 1, 2, 3, 4]

@@ -10,8 +10,8 @@
 #include <memory>
 #include <vector>
 
+#include "sampling/batch.h"
 #include "sampling/philox.h"
-#include "sampling/sample.h"
 
 using namespace rebar::sampling;
 
@@ -100,6 +100,35 @@ void a_row_of_edges_has_a_defined_answer(const Lanes& lanes, int32_t vocab) {
   CHECK(ask().status == Status::kParams);
 }
 
+// Any number of threads on any number of rows, each way of sampling: as one row after the other on one thread.
+void threads_change_nothing(int threads) {
+  constexpr int32_t kVocab = 1025;
+  constexpr size_t kRows = 40;
+  const std::vector<Bias> bias = {{3, 1.5f}, {1000, -4.0f}};
+  const std::vector<Params> params = variants(bias);
+  const std::vector<int32_t> tokens = {1, 2, 3, 2, 1024};
+  std::vector<std::vector<float>> logits;
+  for (size_t r = 0; r < kRows; ++r) logits.push_back(logits_of(kVocab, r));
+  rb::Pool pool(threads);
+  Batch batch(kVocab, best_lanes(), &pool);
+  Sampler alone(kVocab, best_lanes());
+  for (size_t first = 0; first + kRows <= params.size(); first += kRows) {
+    std::vector<Row> rows;
+    std::vector<Alternative> top(kRows * 20), wanted(20);
+    for (size_t r = 0; r < kRows; ++r) {
+      const Request request{logits[r].data(), {tokens.data(), 2}, {tokens.data() + 2, 3}, 5 + r, -1};
+      rows.push_back({request, &params[first + r], &top[20 * r], {}});
+    }
+    batch.sample(rows);
+    for (const Row& row : rows) {
+      const Answer answer = alone.sample(row.request, *row.params, wanted.data());
+      CHECK(answer.status == row.answer.status && answer.id == row.answer.id && answer.top == row.answer.top);
+      CHECK(std::bit_cast<uint64_t>(answer.logprob) == std::bit_cast<uint64_t>(row.answer.logprob));
+      for (int32_t i = 0; i < answer.top; ++i) CHECK(row.top[i].id == wanted[static_cast<size_t>(i)].id);
+    }
+  }
+}
+
 // 2^-21 over the whole range: 2^-23 of the polynomial plus the roundings of r = t - n ln 2 and of the last sum.
 void exp_and_log_are_near_libm() {
   for (double t = 0; t > -87.3; t -= 0.00731) {
@@ -119,6 +148,7 @@ int main() {
   for (const int32_t vocab : {1, 2, 15, 16, 17, 31, 33, 1023, 1024, 1025, 2500}) all_instruction_sets_agree(vocab);
   for (const Lanes* lanes : all_lanes())
     for (const int32_t vocab : {1, 15, 16, 17, 1024, 1040}) a_row_of_edges_has_a_defined_answer(*lanes, vocab);
+  for (const int threads : {1, 2, 3, 8}) threads_change_nothing(threads);
   std::printf("sampling: all held\n");
   return 0;
 }

@@ -52,7 +52,7 @@ class Runner:
         self._compiled: CompiledGraph = decoder.graph.compile(device, values, limits)
         self._head = self._compiled.first_launch[decoder.head_begin]
         self._logits = values.rows(decoder.logits).data
-        self._sampler = Sampler(vocab_size)
+        self._sampler = Sampler(vocab_size, pool=device.backend.pool)
         self._unused = device.stats().free  # pools are cut once; only KV blocks come and go
         stride = -(-plan.max_context // BLOCK_POSITIONS)
         self._step = Step(limits.rows, limits.logit_rows, limits.sequences, stride)

@@ -40,13 +40,15 @@ class Wanted:
 class Sampler:
     """Chooses ids below `vocab_size`; logits beyond it (padding of the head) are not looked at.
 
-    isa: "portable", "avx2" or "avx512" (same bits), None for the fastest here. ShapeError when
-    there is none.
+    isa: "portable", "avx2" or "avx512" (same bits), None for the fastest here. pool: threads that
+    share the rows (same bits), None for the caller's alone. ShapeError when there is no such isa.
     """
 
-    def __init__(self, vocab_size: int, *, isa: str | None = None) -> None:
+    def __init__(
+        self, vocab_size: int, *, isa: str | None = None, pool: _native.Pool | None = None
+    ) -> None:
         try:
-            self._native = _native.Sampler(vocab_size, isa or "")
+            self._native = _native.Sampler(vocab_size, isa or "", pool)
         except ValueError as error:
             raise ShapeError(f"sampling: {error}. Choose one that this machine has.") from error
         self.vocab_size = vocab_size

@@ -64,6 +64,12 @@ class Backend(Protocol):
 
     name: str
 
+    @property
+    def pool(self) -> _native.Pool | None:
+        """Threads that may also share what is left to the processor, such as sampling; None where
+        there are none.
+        """
+
     def describe(self) -> str:
         """One line: what computes here and with how much."""
 

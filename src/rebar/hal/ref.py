@@ -31,6 +31,7 @@ class RefBackend:
 
     def __init__(self, threads: int = 1, isa: str | None = None) -> None:
         self.threads = threads
+        self.pool = None
 
     def describe(self) -> str:
         """One line about this device."""
