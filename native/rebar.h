@@ -159,6 +159,8 @@ typedef struct {
 // a head [head_dim][16 positions], values [16 positions][head_dim]; int8 heads are followed by f16 scales
 // [ceil(head_dim / 32)][16 positions], one for 32 dimensions of a position: d = f16(max|x| / 127), q = round_to_nearest_even(x * (1/d))
 // within -127..127; d = 0, q = 0 where all is too small, d = NaN, q = 0 where something is not finite.
+// int8 keys, and queries against them, are turned first by a Hadamard matrix H over each n elements, n the largest power of two that
+// divides head_dim: butterflies (a + b, a - b) with distance n/2, n/4, .. 1; the query's result times 1/n, so that scores stay.
 typedef enum { RB_KV_F16 = 0, RB_KV_INT8 = 1, RB_KV_TYPES = 2 } rb_kv_type;
 #define RB_KV_GROUP 32
 // Bytes of a layer's part of a block; 0 for an impossible type or size.

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rebar.graph import Row, Runner, RunnerOptions, Sampled, SamplingParams, Sequence, load_runner
+from rebar.graph.memory_plan import KVName
 from rebar.graph.weights import open_model
 
 
@@ -55,9 +56,10 @@ def runner_of(
     fused: bool = True,
     max_rows: int = 512,
     kv_tokens: int = 4096,
+    kv: KVName = "f16",
 ) -> Iterator[Runner]:
     """A loaded model, closed at the end."""
-    options = RunnerOptions(threads=threads, isa=isa, max_rows=max_rows, kv_tokens=kv_tokens)
+    options = RunnerOptions(threads=threads, isa=isa, max_rows=max_rows, kv_tokens=kv_tokens, kv=kv)
     runner = load_runner(open_model(path), options, fused=fused)
     try:
         yield runner

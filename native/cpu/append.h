@@ -63,25 +63,31 @@ RB_INLINE void put_bytes(const Slot& s, const float* x, int head_dim, int stride
   }
 }
 
-// Head `head` of a layer's part of a block (values stand behind all keys).
+// Head `head` of a layer's part of a block (values stand behind all keys). own: [head_dim].
 RB_INLINE void append_head(int32_t type, uint8_t* layer, int64_t kv_heads, int64_t head, int head_dim, int slot,
-                           const float* k, const float* v) {
+                           const float* k, const float* v, float* own) {
   const int64_t bytes = kv_head_bytes(type, head_dim);
   const Slot key{layer + head * bytes, slot}, value{layer + (kv_heads + head) * bytes, slot};
   if (type == RB_KV_F16) {
     put_half_key(key, k, head_dim);
     put_half_value(value, v, head_dim);
-  } else {
-    put_bytes(key, k, head_dim, kBlock);
-    put_bytes(value, v, head_dim, 1);
+    return;
   }
+  memcpy(own, k, static_cast<size_t>(head_dim) * sizeof(float));
+  hadamard(own, head_dim);
+  put_bytes(key, own, head_dim, kBlock);
+  put_bytes(value, v, head_dim, 1);
 }
 
 static int64_t append_tasks(const rb_args* a, const rb_step* step) {
   return row_tasks(step->rows, static_cast<int64_t>(a->append.kv_heads) * a->append.head_dim);
 }
 
-static void append_run(const rb_args* args, const rb_step* step, int64_t begin, int64_t end, void*) {
+static size_t append_scratch(const rb_args* a, int32_t) {
+  return static_cast<size_t>(a->append.head_dim) * sizeof(float);
+}
+
+static void append_run(const rb_args* args, const rb_step* step, int64_t begin, int64_t end, void* scratch) {
   const rb_append& a = args->append;
   const RowRange rows = rows_of(step->rows, static_cast<int64_t>(a.kv_heads) * a.head_dim, begin, end);
   for (int64_t r = rows.begin; r < rows.end; ++r) {
@@ -89,7 +95,7 @@ static void append_run(const rb_args* args, const rb_step* step, int64_t begin, 
     uint8_t* layer = a.cache + block_of(step, step->sequences[r], position, a.blocks) * a.block_stride;
     for (int64_t h = 0; h < a.kv_heads; ++h) {
       append_head(a.kv_type, layer, a.kv_heads, h, a.head_dim, position % kBlock, a.k + r * a.k_stride + h * a.head_dim,
-                  a.v + r * a.v_stride + h * a.head_dim);
+                  a.v + r * a.v_stride + h * a.head_dim, static_cast<float*>(scratch));
     }
   }
 }

@@ -75,6 +75,7 @@ static Batch batch_of(const rb_attention& a, const rb_step* step, int64_t row, i
       b.query[b.count] = range_of(a, step->positions[r]);
     }
   }
+  if (a.kv_type == RB_KV_INT8) hadamard_lanes(room.q, a.head_dim);
   return b;
 }
 

@@ -15,7 +15,7 @@ constexpr rb_kernel kTable[RB_OPS] = {
     {"quantize", quantize_tasks, quantize_run, no_scratch},
     {"matmul", matmul_tasks, matmul_run, matmul_scratch},
     {"rope", rope_tasks, rope_run, no_scratch},
-    {"append", append_tasks, append_run, no_scratch},
+    {"append", append_tasks, append_run, append_scratch},
     {"attention", attention_tasks, attention_run, attention_scratch},
     {"gated", gated_tasks, gated_run, no_scratch},
     {"add", add_tasks, add_run, no_scratch},

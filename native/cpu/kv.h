@@ -37,6 +37,40 @@ RB_INLINE F kv_scales(const uint8_t* head, int head_dim, int g) {
   return load_half(reinterpret_cast<const uint16_t*>(head + (head_dim + 2 * g) * kBlock));
 }
 
+// Keys in int8 are turned by a Hadamard matrix before they are stored, and queries with them: H H = n, so (H q / n) . (H k) = q . k,
+// and one large element, which would take the others of its group their precision, is spread over all. Butterflies over the largest
+// power of two n that divides head_dim, halves first.
+RB_INLINE int hadamard_size(int head_dim) { return head_dim & -head_dim; }
+
+static void hadamard(float* x, int head_dim) {
+  for (int half = hadamard_size(head_dim) / 2; half > 0; half /= 2) {
+    for (int i = 0; i < head_dim; i += 2 * half) {
+      for (int j = i; j < i + half; ++j) {
+        const float a = x[j], b = x[j + half];
+        x[j] = a + b;
+        x[j + half] = a - b;
+      }
+    }
+  }
+}
+
+// Sixteen of them side by side, x[head_dim][16], divided by n.
+static void hadamard_lanes(float* x, int head_dim) {
+  const int n = hadamard_size(head_dim);
+  for (int half = n / 2; half > 0; half /= 2) {
+    for (int i = 0; i < head_dim; i += 2 * half) {
+      for (int j = i; j < i + half; ++j) {
+        float *to = x + 16 * j, *other = to + 16 * half;
+        const F a = load(to), b = load(other);
+        store(to, add(a, b));
+        store(other, sub(a, b));
+      }
+    }
+  }
+  const F by = set1(1.0f / static_cast<float>(n));
+  for (int d = 0; d < head_dim; ++d) store(x + 16 * d, mul(load(x + 16 * d), by));
+}
+
 RB_INLINE int64_t block_of(const rb_step* step, int32_t sequence, int32_t position, int32_t blocks) {
   const int32_t block = step->tables[static_cast<int64_t>(sequence) * step->table_stride + position / kBlock];
   assert(block >= 0 && block < blocks);

@@ -138,11 +138,21 @@ void reference_head(const Cache& c, const Ask& at, int32_t head, double* out, do
   const float* q = c.q[at.sequence].data() + (p * s.heads + head) * s.head_dim;
   std::vector<double> score;
   *largest = 0.0;
+  // int8 keys are stored turned: element (i, j) of the matrix is -1 to the number of ones that i and j share.
+  const int32_t n = s.type == RB_KV_INT8 ? s.head_dim & -s.head_dim : 1;
+  std::vector<double> turned(s.head_dim), size_of(s.head_dim);
+  for (int32_t d = 0; d < s.head_dim; ++d) {
+    for (int32_t i = 0; i < n; ++i) {
+      const double x = q[d / n * n + i] / static_cast<double>(n);
+      turned[d] += __builtin_popcount(static_cast<unsigned>(d % n & i)) % 2 != 0 ? -x : x;
+      size_of[d] += std::abs(x);
+    }
+  }
   for (int32_t j = start; j <= p; ++j) {
     double dot = 0.0, size = 0.0;
     for (int32_t d = 0; d < s.head_dim; ++d) {
-      const double term = q[d] * c.value(0, at.sequence, j, kv, d);
-      dot += term, size += std::abs(term);
+      const double key = c.value(0, at.sequence, j, kv, d);
+      dot += turned[d] * key, size += size_of[d] * std::abs(key);
     }
     const double scale = 1.0 / std::sqrt(static_cast<double>(s.head_dim)), value = dot * scale;
     *largest = std::max(*largest, size * scale);
@@ -160,7 +170,7 @@ void reference_head(const Cache& c, const Ask& at, int32_t head, double* out, do
   }
 }
 
-// A score is off by head_dim + 2 roundings of its terms (5 with a cap, one more for each 32 dimensions of int8) and one each of s and max
+// A score is off by head_dim + 2 roundings of its terms (5 with a cap, one more for each 32 dimensions of int8 and 8 for turning q) and one each of s and max
 // in s - max; so is, relatively, a weight, once for itself and once in the total. The sums add one rounding a position (two with int8's
 // scale), e^x two, the total's tree four, a merge of chunks four for each factor (two differences of scores, e^x) and two, 1 / total two.
 void check_against_double(const Cache& c, const Ask& ask, const std::vector<float>& y) {
@@ -170,7 +180,7 @@ void check_against_double(const Cache& c, const Ask& ask, const std::vector<floa
       std::vector<double> expected(s.head_dim), magnitude(s.head_dim);
       double largest;
       reference_head(c, {ask.sequence, p, 1}, h, expected.data(), magnitude.data(), &largest);
-      const double roundings = 2 * (s.head_dim + s.head_dim / 32 + 8) * largest + 3 * (p + 1) +
+      const double roundings = 2 * (s.head_dim + s.head_dim / 32 + 16) * largest + 3 * (p + 1) +
                                (p / RB_ATTENTION_CHUNK + 1) * (10 + 4 * largest) + 14;
       for (int32_t d = 0; d < s.head_dim; ++d) {
         const float got = y[((p - ask.first) * s.heads + h) * s.head_dim + d];

@@ -262,10 +262,15 @@ TEST(rows, append_in_int8) {
       const int32_t slot = positions[r] % 16;
       uint8_t* to = expected.data() + tables[positions[r] / 16] * stride + h * head;
       const bool key = h < kv_heads;
-      const float* x = (key ? k : v).data() + r * width + h % kv_heads * head_dim;
+      const float* from = (key ? k : v).data() + r * width + h % kv_heads * head_dim;
+      std::vector<float> x(from, from + head_dim);
+      for (int32_t half = key ? 8 : 0; half > 0; half /= 2) {  // 16 is the largest power of two in 48
+        const std::vector<float> y = x;
+        for (int32_t d = 0; d < head_dim; ++d) x[d] = d & half ? y[d - half] - y[d] : y[d] + y[d + half];
+      }
       for (int32_t d = 0; d < head_dim; d += 32) {
         uint16_t scale;
-        expect_group(x + d, std::min(32, head_dim - d), key ? 16 : 1,
+        expect_group(x.data() + d, std::min(32, head_dim - d), key ? 16 : 1,
                      reinterpret_cast<int8_t*>(to + (key ? d * 16 + slot : slot * head_dim + d)), &scale);
         std::memcpy(to + 16 * head_dim + d + slot * 2, &scale, 2);
       }

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rebar.errors import KVCacheFullError, MemoryBudgetError
 from rebar.graph.kv import PagedKVCache, block_bytes
-from rebar.hal import Pool
+from rebar.hal import KVFormat, Pool
 
 
 def cache(blocks: int) -> PagedKVCache:
@@ -22,6 +23,23 @@ def test_storage_is_what_the_formula_says() -> None:
     assert kv.storage[0].keys.shape == (4, 2, 8, 16)
     assert kv.storage[0].values.shape == (4, 2, 16, 8)
     assert [kv.blocks_for(n) for n in (0, 1, 16, 17)] == [0, 1, 1, 2]
+
+
+@pytest.mark.parametrize("kind", list(KVFormat))
+def test_a_block_is_one_piece_layer_after_layer(kind: KVFormat) -> None:
+    """What lies in a block's bytes is all of its keys and values, of every layer, and no others."""
+    nbytes = block_bytes(3, 2, 32, kind)
+    kv = PagedKVCache(Pool("kv", 4 * nbytes), 3, 2, 32, 4, kind)
+    assert kv.block_bytes == nbytes
+    first = kv.storage[0].address
+    assert [s.address - first for s in kv.storage] == [i * nbytes // 3 for i in range(3)]
+    for s in kv.storage:
+        assert (s.stride, s.blocks) == (nbytes, 4)
+        for part in (s.keys, s.values, *((s.scales(0), s.scales(1)) if kind else ())):
+            part[2] = 1
+    for b in range(4):
+        piece = np.concatenate([s.data[b] for s in kv.storage])
+        assert piece.any() == (b == 2)
 
 
 def test_a_full_cache_gives_all_or_none() -> None:

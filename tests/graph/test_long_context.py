@@ -11,6 +11,7 @@ import pytest
 
 from rebar import _native
 from rebar.graph import SamplingParams
+from rebar.graph.memory_plan import KVName
 from tests.drive import Prompt, generate, runner_of
 from tests.tiny import tiny_gguf
 
@@ -31,24 +32,26 @@ def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     return tiny_gguf(folder, request.param, "Q8_0", layers=3, context_length=1024)
 
 
+@pytest.mark.parametrize("kv", ["f16", "int8"])
 @pytest.mark.parametrize("threads", [1, 2, 4])
-def test_cuts_and_neighbours_change_nothing(path: Path, threads: int) -> None:
+def test_cuts_and_neighbours_change_nothing(path: Path, threads: int, kv: KVName) -> None:
     asked = prompts()
-    with runner_of(path) as runner:
+    with runner_of(path, kv=kv) as runner:
         alone = [generate(runner, [p], COUNT)[0] for p in asked]
-    with runner_of(path, threads=threads) as runner:
+    with runner_of(path, threads=threads, kv=kv) as runner:
         assert generate(runner, asked, COUNT) == alone
         assert generate(runner, asked, COUNT, chunk=100) == alone
         assert generate(runner, asked[:2], COUNT, chunk=7) == alone[:2]
 
 
-def test_every_instruction_set_and_the_graph(path: Path) -> None:
+@pytest.mark.parametrize("kv", ["f16", "int8"])
+def test_every_instruction_set_and_the_graph(path: Path, kv: KVName) -> None:
     asked = prompts()[:2]
-    with runner_of(path) as runner:
+    with runner_of(path, kv=kv) as runner:
         best = generate(runner, asked, COUNT)
         assert generate(runner, asked, COUNT, watched=True) == best
     for isa in _native.isas():
-        with runner_of(path, isa=isa, fused=False) as runner:
+        with runner_of(path, isa=isa, fused=False, kv=kv) as runner:
             assert generate(runner, asked, COUNT) == best
 
 

@@ -27,7 +27,6 @@ from tests.graph.harness import (
     open_device,
     packed,
     run,
-    storage,
     vector,
 )
 from tests.tiny.quantize import quantize
@@ -42,11 +41,6 @@ def device(request: pytest.FixtureRequest) -> DeviceManager:
 
 def random(*shape: int, seed: int = 1) -> F32:
     return np.random.default_rng(seed).standard_normal(shape, dtype=np.float32)
-
-
-def half(a: F32) -> NDArray[np.float64]:
-    """As the cache keeps it."""
-    return a.astype(np.float16).astype(np.float64)
 
 
 def activation(name: str, width: int) -> Tensor:
@@ -176,58 +170,6 @@ def test_rope_rotates_pairs_half_a_head_apart(device: DeviceManager) -> None:
             close(got[r, head : head + 8], want, 4 * EPS * (np.abs(x[r]).max() * 2))
 
 
-@pytest.mark.parametrize(("window", "softcap"), [(0, 0.0), (5, 0.0), (0, 3.0)])
-@pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), [(4, 2, 16), (3, 1, 64), (2, 2, 48)])
-def test_attention_over_scattered_blocks(
-    device: DeviceManager, window: int, softcap: float, heads: int, kv_heads: int, head_dim: int
-) -> None:
-    """Two sequences, chunked, in blocks out of order; unwritten places hold NaN."""
-    width, kv_width, cache = heads * head_dim, kv_heads * head_dim, storage(16, kv_heads, head_dim)
-    q, k, v = random(39, width), random(39, kv_width, seed=2), random(39, kv_width, seed=3)
-    chunks = [
-        (slice(0, 20), Call([(0, 20, [7, 3])])),
-        (slice(20, 39), Call([(20, 17, [7, 3, 11]), (0, 2, [5])])),
-    ]
-    got = []
-    for rows, call in chunks:
-        g = Builder()
-        tq, tk, tv = (activation(n, w) for n, w in (("q", width), ("k", kv_width), ("v", kv_width)))
-        tc = Tensor("cache", (16, kv_heads, head_dim), "kv")
-        out = g.attention(
-            tq,
-            tc,
-            g.append(tk, tv, tc),
-            heads=heads,
-            max_positions=256,
-            scale=0.3,
-            window=window or None,
-            softcap=softcap or None,
-        )
-        values = run(
-            g.graph(out), device, call, {tc: cache}, {tq: q[rows], tk: k[rows], tv: v[rows]}
-        )
-        got.append(values.rows(out).data.copy())
-    result = np.concatenate(got)
-    owners = [(0, r, r) for r in range(37)] + [(37, 0, 37), (37, 1, 38)]
-    for begin, position, row in owners:
-        first = max(0, position - window + 1) if window else 0
-        seen = slice(begin + first, begin + position + 1)
-        for h in range(heads):
-            kv = slice(h * kv_heads // heads * head_dim, (h * kv_heads // heads + 1) * head_dim)
-            scores = (
-                half(k[seen, kv])
-                @ q[row, h * head_dim : (h + 1) * head_dim].astype(np.float64)
-                * 0.3
-            )
-            scores = softcap * np.tanh(scores / softcap) if softcap else scores
-            p = np.exp(scores - scores.max())
-            want = p @ half(v[seen, kv]) / p.sum()
-            # a score of s rounds by head_dim eps |q||k|, which exp turns into a relative error of
-            # the weights
-            slack = (head_dim * np.abs(scores).max() * 4 + 60) * EPS * np.abs(v[seen, kv]).max()
-            close(result[row, h * head_dim : (h + 1) * head_dim], want, slack)
-
-
 @pytest.mark.parametrize("kind", list(Activation))
 def test_gated(device: DeviceManager, kind: Activation) -> None:
     x = np.concatenate(
@@ -306,25 +248,6 @@ SHAPES: list[tuple[str, Callable[[Builder], object]]] = [
 def test_shape_rules_name_the_size(message: str, build: Callable[[Builder], object]) -> None:
     with pytest.raises(ShapeError, match=message):
         build(Builder())
-
-
-def test_heads_that_are_no_whole_vectors_are_refused() -> None:
-    """A head of 40 values: the kernel's last vector of values reached into the next position, and
-    past the end of the last one.
-    """
-    g, q, cache = Builder(), activation("q", 40), Tensor("c", (16, 1, 40), "kv")
-    after = g.append(q, q, cache)
-    out = g.attention(
-        q, cache, after, heads=1, max_positions=64, scale=1.0, window=None, softcap=None
-    )
-    with pytest.raises(ShapeError, match="heads of 40 values"):
-        run(
-            g.graph(out),
-            open_device("ref"),
-            Call(),
-            {cache: storage(16, 1, 40)},
-            {q: random(4, 40)},
-        )
 
 
 def test_a_residual_of_another_width_is_refused() -> None:

@@ -8,7 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rebar.errors import ContextLengthError, MemoryBudgetError, ModelFileError, ShapeError
+from rebar.errors import (
+    ContextLengthError,
+    InputError,
+    MemoryBudgetError,
+    ModelFileError,
+    ShapeError,
+)
 from rebar.graph import (
     ModelFile,
     Node,
@@ -58,6 +64,20 @@ def test_float_models_equal_the_specification_to_rounding(tmp_path: Path, family
     # f16 keys and values: rounding before may move a value by one step of 2^-11; the rest is
     # float32 sums of 64..128 terms
     assert np.abs(got - want).max() < 2e-3 * np.abs(want).max()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_int8_keys_and_values_equal_the_specification_to_their_step(
+    tmp_path: Path, family: str
+) -> None:
+    """Rounding before may move an int8 by one step, a 127th of the largest of 32 values."""
+    model = open_tiny(tmp_path, family)
+    got = logits(load_runner(model, dataclasses.replace(SMALL, kv="int8")), IDS)
+    slow = RunnerOptions(device="ref", memory=64 << 20, max_rows=48, kv="int8")
+    want = logits(load_runner(model, slow), IDS)
+    exact = logits(load_runner(model, SMALL), IDS)
+    assert np.abs(got - want).max() < 0.01 * np.abs(want).max()
+    assert 0 < np.abs(got - exact).max() < 0.1 * np.abs(exact).max()
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -179,6 +199,23 @@ def test_a_budget_too_small_names_the_numbers_and_the_flags(tmp_path: Path) -> N
     assert caught.value.needed > caught.value.available
     with pytest.raises(MemoryBudgetError, match="the weights alone do not leave room"):
         plan_memory(model, RunnerOptions(memory=1000), 0)
+
+
+def test_int8_takes_17_of_32_bytes_and_the_plan_says_so(tmp_path: Path) -> None:
+    """A scale of two bytes for 32 values of one."""
+    model = open_tiny(tmp_path, head_dim=32)
+    f16 = plan_memory(model, RunnerOptions(max_context=64), 1 << 30)
+    int8 = plan_memory(model, RunnerOptions(max_context=64, kv="int8"), 1 << 30)
+    assert int8.blocks == f16.blocks
+    assert int8.of("kv") * 32 == f16.of("kv") * 17
+    c = model.config
+    each = 2 * c.layers * c.kv_heads * 32 * 2
+    assert f"256 positions in f16, {each} bytes each" in f16.lines()[-2]
+    assert f"256 positions in int8, {each * 17 // 32} bytes each" in int8.lines()[-2]
+    with pytest.raises(MemoryBudgetError, match=r"Or keep it in int8: --kv int8 needs \d+ MB"):
+        plan_memory(model, RunnerOptions(memory=2 << 20, max_rows=8, kv_tokens=1 << 20), 0)
+    with pytest.raises(InputError, match="--kv is one of f16, int8"):
+        plan_memory(model, RunnerOptions(kv="int4"), 1 << 30)  # type: ignore[arg-type]
 
 
 def test_contexts_and_cache_sizes(tmp_path: Path) -> None:

@@ -59,6 +59,10 @@ class EngineFlags:
     memory: Annotated[Size | None, Parameter(help="Budget for all of it, like 4GB.")] = None
     max_context: Annotated[int | None, Parameter(help="Longest context in tokens.")] = None
     kv_tokens: Annotated[int | None, Parameter(help="Tokens in the KV cache, all requests.")] = None
+    kv: Annotated[
+        Literal["f16", "int8"],
+        Parameter(help="Keys and values: f16, or int8 in half the bytes for a small loss."),
+    ] = "f16"
     weights: Annotated[
         Literal["auto", "mapped", "copied"],
         Parameter(help="Read them in the shared file, or a copy; auto: whichever is faster."),
@@ -73,6 +77,7 @@ class EngineFlags:
             memory=self.memory,
             max_context=self.max_context,
             kv_tokens=self.kv_tokens,
+            kv=self.kv,
             weights=self.weights,
             isa=isa,
         )

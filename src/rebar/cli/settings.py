@@ -21,7 +21,7 @@ from rebar.errors import InputError
 
 PREFIX = "REBAR_"
 # What variables may set: the flags of all verbs (a test compares), and the two that are no flags.
-MODEL = {"model", "offline", "threads", "memory", "max_context", "kv_tokens", "weights"}
+MODEL = {"model", "offline", "threads", "memory", "max_context", "kv_tokens", "kv", "weights"}
 SAMPLING = {"max_tokens", "temperature", "top_p", "top_k", "min_p", "seed", "stop"}
 SERVING = {"host", "port", "api_model_name"}
 OTHERS = {"prompt", "text", "source", "target", "system", "chat", "special", "force", "json"}

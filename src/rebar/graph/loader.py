@@ -78,7 +78,9 @@ def _assemble(
     decoder = build_decoder(c, weights, max_positions=plan.max_context, blocks=plan.blocks)
     if fused:
         decoder = fused_decoder(decoder)
-    kv = PagedKVCache(device.pool("kv"), c.layers, c.kv_heads, c.head_dim, plan.blocks)
+    kv = PagedKVCache(
+        device.pool("kv"), c.layers, c.kv_heads, c.head_dim, plan.blocks, options.kv_format
+    )
     bound: dict[Tensor, Operand] = dict(binder.operands)
     bound.update(zip(decoder.caches, kv.storage, strict=True))
     bound.update(_rope_tables(decoder, device, plan.max_context))

@@ -5,6 +5,8 @@ What is stored is exact: int8 keys and values equal the kernels' to the bit.
 
 from __future__ import annotations
 
+from typing import TypeVar
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -13,8 +15,23 @@ from rebar.hal.launches import Attention
 
 F32 = NDArray[np.float32]
 F64 = NDArray[np.float64]
+Float = TypeVar("Float", np.float32, np.float64)
 CHUNK = 256  # RB_ATTENTION_CHUNK of native/rebar.h
 GROUP = 32  # RB_KV_GROUP
+
+
+def hadamard(x: NDArray[Float]) -> NDArray[Float]:
+    """x (..., head_dim) times a Hadamard matrix, by butterflies over the largest power of two that
+    divides head_dim, halves first; in x's own precision.
+    """
+    dim = x.shape[-1]
+    half = (dim & -dim) // 2
+    while half:
+        pairs = x.reshape(*x.shape[:-1], -1, 2, half)
+        a, b = pairs[..., 0, :], pairs[..., 1, :]
+        x = np.stack([a + b, a - b], axis=-2).reshape(x.shape)
+        half //= 2
+    return x
 
 
 def quantize(x: F32) -> tuple[NDArray[np.int8], NDArray[np.float16]]:
@@ -41,18 +58,22 @@ def write(storage: KVStorage, block: int, slot: int, k: F32, v: F32) -> None:
             keys[block, :, :, slot] = k
             values[block, :, slot, :] = v
         return
-    keys[block, :, :, slot], storage.scales(0)[block, :, :, slot] = quantize(k)
+    with np.errstate(invalid="ignore", over="ignore"):  # a sum of infinities
+        turned = hadamard(k)
+    keys[block, :, :, slot], storage.scales(0)[block, :, :, slot] = quantize(turned)
     values[block, :, slot, :], storage.scales(1)[block, :, :, slot] = quantize(v)
 
 
 def read(storage: KVStorage, where: list[tuple[int, int]]) -> tuple[F64, F64]:
-    """Keys and values of positions, each (position, kv head, head_dim)."""
+    """Keys and values of positions, each (position, kv head, head_dim), as they were stored."""
     keys, values = storage.keys, storage.values
     k = np.stack([keys[b, :, :, s] for b, s in where]).astype(np.float64)
     v = np.stack([values[b, :, s, :] for b, s in where]).astype(np.float64)
     if storage.format is KVFormat.F16:
         return k, v
-    return k * _scales(storage, 0, where), v * _scales(storage, 1, where)
+    turned = k * _scales(storage, 0, where)
+    size = storage.head_dim & -storage.head_dim
+    return hadamard(turned) / size, v * _scales(storage, 1, where)
 
 
 def _scales(storage: KVStorage, half: int, where: list[tuple[int, int]]) -> F64:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from rebar.dataflow.models import open_converted
 from rebar.graph import RunnerOptions
+from rebar.graph.memory_plan import KVName
 from rebar.graph.weights.model_file import Progress
 from rebar.graph.weights.source import DEFAULT_HUB
 from rebar.service.loading import load_model
@@ -21,6 +22,7 @@ def load(
     memory: int | None = None,
     max_context: int | None = None,
     kv_tokens: int | None = None,
+    kv: KVName = "f16",
     cache: Path | None = None,
     hub: str = DEFAULT_HUB,
     offline: bool = False,
@@ -34,6 +36,7 @@ def load(
         memory: budget in bytes for weights, cache and activations; None for 80 % of what is free.
         max_context: longest prompt and answer in tokens; None for the model's, up to 8192.
         kv_tokens: tokens the KV cache holds for all requests together; None to decide by memory.
+        kv: "f16", or "int8" for half the bytes of the cache at a small loss.
         offline: never use the network.
         progress: called with (what, done, total) while something takes long.
 
@@ -42,7 +45,7 @@ def load(
     place = cache or Path.home() / ".cache" / "rebar"
     file = open_converted(str(name), place, hub=hub, progress=progress, offline=offline)
     options = RunnerOptions(
-        threads=threads, memory=memory, max_context=max_context, kv_tokens=kv_tokens
+        threads=threads, memory=memory, max_context=max_context, kv_tokens=kv_tokens, kv=kv
     )
     loaded = load_model(file, options, name=str(name), progress=progress)
     return Model(loaded.served, loaded.engine)
