@@ -15,6 +15,7 @@ NB_MODULE(_native, m) {
   // At the interpreter's end a module or daemon thread may still hold a model: no leak, and nothing a user could do about.
   nb::set_leak_warnings(false);
   m.attr("ABI_VERSION") = RB_ABI_VERSION;
+  m.attr("LAYOUT_VERSION") = RB_LAYOUT_VERSION;
   bind_hal(m);
   bind_weights(m);
   bind_text(m);

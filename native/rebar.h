@@ -15,6 +15,8 @@ extern "C" {
 #endif
 
 #define RB_ABI_VERSION 2
+// Of the packed weights below. Files are kept for years: it grows only when their bytes mean something else.
+#define RB_LAYOUT_VERSION 1
 
 // ---------------------------------------------------------------------------------------------------
 // Weight formats. A packed matrix W (n outputs, k inputs) is a row of ceil(n/16) tiles; a tile holds 16

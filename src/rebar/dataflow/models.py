@@ -161,5 +161,5 @@ def _converted(source: Path, digest: str, cache: Path) -> Path:
     """Where the converted model belongs; the name begins readably."""
     stem = source.name if source.is_dir() else source.stem
     readable = "".join(c if c.isalnum() or c in ".-_" else "-" for c in stem)[:60]
-    versions = f"v{FORMAT_VERSION}.{_native.ABI_VERSION}"
+    versions = f"v{FORMAT_VERSION}.{_native.LAYOUT_VERSION}"
     return cache / "models" / f"{readable}-{digest[:16]}-{versions}.rebar"

@@ -47,7 +47,7 @@ from tests.graph.weights.reference import values_of
 from tests.tiny import tiny_gguf, tiny_hf
 
 TABLES = b"tokenizer tables" * 100
-LAYOUT = _native.ABI_VERSION
+LAYOUT = _native.LAYOUT_VERSION
 
 
 def converted(source: Path, target: Path) -> ModelFile:

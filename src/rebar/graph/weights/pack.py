@@ -18,7 +18,7 @@ from rebar.hal.files import drop_pages
 TILE_ROWS = 16
 CHUNK_BYTES = 16 << 20
 
-LAYOUT_VERSION: int = _native.ABI_VERSION
+LAYOUT_VERSION: int = _native.LAYOUT_VERSION
 """Version of the packed layout; files packed for another one must be converted again."""
 
 
