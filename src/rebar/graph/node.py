@@ -10,6 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
+from functools import cache
 from typing import ClassVar, TypeVar
 
 from rebar.errors import ShapeError
@@ -95,14 +96,12 @@ class Node(ABC):
         """For a step of `rows` rows that look back at `positions` positions each."""
 
     def _tensors(self, outputs: bool) -> Iterator[Tensor]:
-        for f in fields(self):
-            if (f.name in self.OUTPUTS) == outputs:
-                value = getattr(self, f.name)
-                yield from (
-                    t
-                    for t in (value if isinstance(value, tuple) else (value,))
-                    if isinstance(t, Tensor)
-                )
+        for name in _fields(type(self), outputs):
+            value = getattr(self, name)
+            if isinstance(value, Tensor):
+                yield value
+            elif isinstance(value, tuple):
+                yield from (t for t in value if isinstance(t, Tensor))
 
     @property
     def inputs(self) -> tuple[Tensor, ...]:
@@ -113,3 +112,11 @@ class Node(ABC):
     def outputs(self) -> tuple[Tensor, ...]:
         """Tensors written."""
         return tuple(self._tensors(outputs=True))
+
+
+@cache
+def _fields(kind: type[Node], outputs: bool) -> tuple[str, ...]:
+    """Fields of a node's class that may hold its outputs, or its inputs. Asked thousands of times
+    while a graph is made, sorted and fused.
+    """
+    return tuple(f.name for f in fields(kind) if (f.name in kind.OUTPUTS) == outputs)
