@@ -124,16 +124,7 @@ def test_serve_says_what_it_does_answers_and_ends_cleanly(tmp_path: Path) -> Non
     with subprocess.Popen(command, env=env, stderr=subprocess.PIPE, text=True) as process:
         try:
             url, said = serve_ready(process)
-            for phase in (
-                "machine",
-                "engine",
-                "fetch",
-                "convert",
-                "kv",
-                "total",
-                "load",
-                "warm-up",
-            ):
+            for phase in ("machine", "fetch", "convert", "kv", "total", "engine"):
                 assert phase in said
             body = json.dumps({"prompt": "ab", "max_tokens": 3}).encode()
             headers = {"Content-Type": "application/json"}
@@ -156,7 +147,7 @@ def test_a_port_in_use_is_told_before_the_model_is_loaded(model: str, capsys: Ca
         assert main(["serve", model, "--port", port]) == 2
     told = capsys.readouterr().err
     assert "--port" in told
-    assert "load" not in told
+    assert "machine" not in told
 
 
 def test_input_that_is_no_text_ends_a_chat_with_a_message(

@@ -19,7 +19,7 @@ from rebar.dataflow.text import ChatTemplate, TextStream, Tokenizer
 from rebar.service.engine import InferenceEngine
 from rebar.service.http.app import create_app
 from rebar.service.messages import Delta, EngineLimits, Orders, RequestPacket, StepReport
-from rebar.service.model import ServedModel
+from rebar.service.model import LoadedModel, ServedModel
 from rebar.service.router import ModelService, ServiceRouter
 from tests.service.fakes import TEMPLATE, ScriptedRunner, scripted_tokenizer
 
@@ -28,15 +28,15 @@ PROBE = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 4, "temp
 NAME = "scripted"
 
 
-def scripted_service(
+def scripted_model(
     runner: ScriptedRunner,
     *,
     tokenizer: Tokenizer | None = None,
     template: str = TEMPLATE,
     max_running: int = 8,
     max_waiting: int = 256,
-) -> ModelService:
-    """A service of the scripted model."""
+) -> LoadedModel:
+    """The scripted model, loaded."""
     tokenizer = tokenizer or scripted_tokenizer()
     engine = InferenceEngine(
         runner,
@@ -51,7 +51,13 @@ def scripted_service(
         max_open=max_running + max_waiting,
     )
     model = ServedModel(NAME, tokenizer, ChatTemplate(template, tokenizer), limits)
-    return ModelService(model, engine)
+    return LoadedModel(model, engine)
+
+
+def scripted_service(runner: ScriptedRunner, **options: Any) -> ModelService:
+    """A service of the scripted model, in a thread."""
+    model = scripted_model(runner, **options)
+    return ModelService.in_thread(model.served, model.engine)
 
 
 class Live:

@@ -6,7 +6,7 @@ import sys
 import time
 
 from rebar.errors import InputError
-from rebar.service.model import LoadedModel
+from rebar.service.router import ModelService
 from rebar.service.server import serve
 from tests.service.fakes import ScriptedRunner
 from tests.service.live import scripted_service
@@ -15,13 +15,12 @@ from tests.service.live import scripted_service
 def main() -> int:
     port, load_seconds, grace = int(sys.argv[1]), float(sys.argv[2]), float(sys.argv[3])
 
-    def load() -> LoadedModel:
+    def load() -> ModelService:
         print("loading", flush=True)
         time.sleep(load_seconds)
         runner = ScriptedRunner(choose=lambda s, p: ord("z"), slow=0.05, max_context=100_000)
         runner.kv = type(runner.kv)(10_000)
-        service = scripted_service(runner)
-        return LoadedModel(service.model, service.worker.engine)
+        return scripted_service(runner)
 
     try:
         serve(load, port=port, grace_seconds=grace, on_ready=lambda url: print(url, flush=True))

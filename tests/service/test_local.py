@@ -14,7 +14,7 @@ import pytest
 from rebar.errors import ContextLengthError, EngineError, InputError
 from rebar.service.local import Model
 from tests.service.fakes import END, ScriptedRunner, failing, hashed, scripted_tokenizer, words
-from tests.service.live import scripted_service, wait_for
+from tests.service.live import scripted_model, wait_for
 
 ROOT = Path(__file__).parents[2]
 
@@ -25,8 +25,8 @@ def runner() -> ScriptedRunner:
 
 
 def model_over(runner: ScriptedRunner) -> Model:
-    service = scripted_service(runner)
-    return Model(service.model, service.worker.engine)
+    model = scripted_model(runner)
+    return Model(model.served, model.engine)
 
 
 @pytest.fixture
@@ -124,9 +124,9 @@ def test_a_closed_model_says_so(runner: ScriptedRunner) -> None:
 
 
 def test_model_without_template(runner: ScriptedRunner) -> None:
-    service = scripted_service(runner)
-    served = type(service.model)("m", scripted_tokenizer(), None, service.model.limits)
-    with Model(served, service.worker.engine) as model, pytest.raises(InputError, match="template"):
+    scripted = scripted_model(runner)
+    served = type(scripted.served)("m", scripted_tokenizer(), None, scripted.served.limits)
+    with Model(served, scripted.engine) as model, pytest.raises(InputError, match="template"):
         model.chat("hi")
 
 

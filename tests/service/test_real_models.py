@@ -173,7 +173,7 @@ def strict(text: str) -> object:
 def test_over_http(tmp_path: Path) -> None:
     """Log probabilities are finite JSON numbers (A-b4), seeds repeat (A-b5)."""
     model = loaded(tiny_gguf(tmp_path))
-    service = ModelService(model.served, model.engine)
+    service = ModelService.in_thread(model.served, model.engine)
     with running(service) as port, httpx.Client(trust_env=False) as http:
 
         def post(path: str, **body: object) -> httpx.Response:
@@ -210,7 +210,7 @@ def test_over_http(tmp_path: Path) -> None:
 @pytest.fixture(scope="module")
 def smollm2(smollm2_path: Path) -> ModelService:
     model = loaded(smollm2_path, RunnerOptions(max_context=512, kv_tokens=8192, max_rows=128))
-    return ModelService(model.served, model.engine)
+    return ModelService.in_thread(model.served, model.engine)
 
 
 def test_smollm2_with_the_openai_client(smollm2: ModelService) -> None:

@@ -14,7 +14,7 @@ from rebar.cli.output import note, progress, timed
 from rebar.cli.settings import places
 
 if TYPE_CHECKING:
-    from rebar.service.model import LoadedModel
+    from rebar.service.router import ModelService
 
 CURL = """curl {url}/v1/chat/completions -H 'Content-Type: application/json' \\
   -d '{{"messages": [{{"role": "user", "content": "Why is the sky blue?"}}], "stream": true}}'"""
@@ -38,7 +38,7 @@ def serve(
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
 
-    def load() -> LoadedModel:
+    def load() -> ModelService:
         return _load(model, api_model_name or model, flags or EngineFlags(), offline)
 
     def ready(url: str) -> None:
@@ -49,27 +49,31 @@ def serve(
     run(load, host=host, port=port, on_ready=ready)
 
 
-def _load(model: str, name: str, flags: EngineFlags, offline: bool) -> LoadedModel:
-    """The model in memory; says what the machine is, what the plan is and how long all took."""
+def _load(model: str, name: str, flags: EngineFlags, offline: bool) -> ModelService:
+    """The model in an engine process; says what the machine and the plan are, and how long each
+    phase took.
+    """
     from rebar.dataflow.models import open_source
     from rebar.graph import plan_memory
     from rebar.graph.weights.source import resolve
     from rebar.hal import DeviceManager
-    from rebar.service.loading import load_model, warm_up
+    from rebar.service.engine_process import EngineProcess
+    from rebar.service.loading import open_served, spec_of
+    from rebar.service.router import ModelService
 
     where = places()
     options = flags.runner_options(where.isa)
     device = DeviceManager(threads=options.threads, memory=options.memory, isa=options.isa)
     note(f"machine    {device.machine.cpu}, {device.machine.memory_total / 1e9:.1f} GB")
-    note(f"engine     {device.backend.describe()}")
+    note(f"device     {device.backend.describe()}")
     with timed("fetch"), progress() as shown:
         source = resolve(model, where.cache, hub=where.hub, progress=shown, offline=offline)
     with timed("convert"), progress() as shown:
         file = open_source(source, where.cache, shown)
     for line in plan_memory(file, options, device.budget).lines():
         note(f"  {line}")
-    with timed("load"), progress() as shown:
-        loaded = load_model(file, options, name=name, progress=shown)
-    with timed("warm-up"):
-        warm_up(loaded.engine.runner)
-    return loaded
+    spec = spec_of(file, options)
+    with timed("engine"):
+        first = EngineProcess(spec)
+    served = open_served(file, first.ready.limits, name=name)
+    return ModelService.in_process(served, first, spec)

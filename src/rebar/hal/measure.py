@@ -122,20 +122,21 @@ class Gauge:
         self._pool = self._backend.pool
         self._isa = self._backend.isa
 
-    def read(
-        self, buffer: Buffer, nbytes: int, threads: int | None = None, passes: int = 7
-    ) -> Rate:
-        """Bytes a second that threads read together from the first nbytes of a buffer, each thread
-        its own part again and again: what fits a cache comes from there.
+    def read(self, data: NDArray[np.uint8], threads: int | None = None, passes: int = 7) -> Rate:
+        """Bytes a second that threads read together from `data`, each thread its own part again and
+        again: what fits a cache comes from there.
 
-        Of two loops, with and without prefetching, the better one counts.
+        Of two loops, with and without prefetching, the better one counts. DeviceError for less data
+        than a block for each thread.
         """
         count = threads or self.threads
         grain = count * READ_BLOCK
-        part = buffer.data[: max(nbytes // grain, 1) * grain]
-        if part.nbytes % grain:
-            raise DeviceError(f"a buffer of {buffer.data.nbytes:,} bytes for {count} threads. Use "
-                              f"one of at least {grain:,} bytes.")  # fmt: skip
+        if data.nbytes < grain:
+            raise DeviceError(
+                f"{data.nbytes:,} bytes are too few for {count} threads to read. Give it at least "
+                f"{grain:,}."
+            )
+        part = data[: data.nbytes // grain * grain]
 
         def once(ahead: bool, rounds: int) -> float:
             return _native.probe_read(

@@ -16,12 +16,15 @@ LOWEST_LOGPROB = -9999.0
 class Generation:
     """A packet, its sequence and its text. Pure: no clock, no I/O.
 
+    What a packet brings as already said is in the sequence and has gone through the text, so that
+    everything afterwards is what it would have been; nothing of it is given out again.
+
     A choice ends with "stop" when an end id is sampled or a stop string is complete (also on the
     last allowed token), else with "length" when max_tokens ids were sampled. Every sampled id
     counts, the end id included; the end id has no text and no score.
     """
 
-    __slots__ = ("_held", "_scoring", "packet", "sampled", "sequence", "text")
+    __slots__ = ("_held", "_owed", "_scoring", "packet", "sampled", "sequence", "text")
 
     def __init__(self, packet: RequestPacket, text: StreamingText) -> None:
         self.packet = packet
@@ -31,6 +34,13 @@ class Generation:
         self.sequence = Sequence.of(packet.prompt, capacity, packet.sampling)
         self._scoring = packet.sampling.logprobs is not None
         self._held: list[TokenScore] = []
+        for token in packet.said:
+            self.sequence.append(token)
+            self.text.push(token)
+        self.sampled = len(packet.said)
+        # Scores that were held back with the text when the engine before ended are computed anew.
+        owed = self._scoring and packet.scored < len(packet.said)
+        self._owed = len(packet.prompt) + packet.scored if owed else self.sequence.total
 
     @property
     def positions(self) -> int:
@@ -47,7 +57,7 @@ class Generation:
         """The next `count` positions as a row; logits only where something is read from them."""
         sequence = self.sequence
         first, end = sequence.computed, sequence.computed + count
-        wanted = first if self.packet.score_prompt else sequence.total - 1
+        wanted = first if self.packet.score_prompt else min(self._owed, sequence.total) - 1
         last = end if self.packet.max_tokens else min(end, sequence.total - 1)
         return Row(sequence, first, count, range(min(max(first, wanted), last), last))
 
@@ -61,10 +71,12 @@ class Generation:
         sequence.computed = row.first + row.count
         delta = Delta(ticket=self.packet.ticket)
         for position, answer in zip(row.wants, answers, strict=True):
-            if position + 1 < sequence.total:
-                delta.prompt_scores.append(score_of(answer))
-            else:
+            if position + 1 == sequence.total:
                 self._append(answer, delta)
+            elif position + 1 >= self._owed:
+                self._held.append(score_of(answer))
+            elif self.packet.prompt_scored <= position < len(self.packet.prompt) - 1:
+                delta.prompt_scores.append(score_of(answer))
         if not self.packet.max_tokens and sequence.computed == sequence.total:
             delta.finish = "length"
         return delta

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
 from functools import partial
 
 from rebar.dataflow.text import TextStream, Tokenizer
@@ -12,11 +13,19 @@ from rebar.graph.sequence import Row, SamplingParams, Sequence
 from rebar.graph.weights.model_file import Progress
 from rebar.service.engine import DEFAULT_MAX_RUNNING, InferenceEngine
 from rebar.service.interfaces import ChatRenderer, StepRunner
-from rebar.service.messages import EngineLimits
+from rebar.service.messages import EngineLimits, EngineSpec
 from rebar.service.model import LoadedModel, ServedModel
 
 DEFAULT_MAX_WAITING = 256
 """Choices that may wait for their turn before callers are told to come back later."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedEngine:
+    """An engine that is not started, and what it can hold."""
+
+    engine: InferenceEngine
+    limits: EngineLimits
 
 
 def load_model(
@@ -36,13 +45,34 @@ def load_model(
     Raises MemoryBudgetError before anything is loaded, ContextLengthError, ModelFileError,
     DeviceError.
     """
-    tokenizer = Tokenizer.of(file)
-    if tokenizer.vocab_size > file.config.vocab_size:
-        raise CorruptFileError(
-            f"{file.path}: {tokenizer.vocab_size} tokens for an embedding of "
-            f"{file.config.vocab_size} rows. Convert the model again from its source."
-        )
+    loaded = load_engine(file, options, max_running, max_waiting, progress)
+    served = open_served(file, loaded.limits, name=name, aliases=aliases, chat=chat)
+    return LoadedModel(served, loaded.engine)
+
+
+def open_served(
+    file: ModelFile,
+    limits: EngineLimits,
+    *,
+    name: str,
+    aliases: tuple[str, ...] = (),
+    chat: bool = True,
+) -> ServedModel:
+    """What the front needs of a model: its text side; no weight is read."""
+    tokenizer = _tokenizer(file)
     template = _template(file.chat_template, tokenizer) if chat and file.chat_template else None
+    return ServedModel(name, tokenizer, template, limits, int(time.time()), aliases)
+
+
+def load_engine(
+    file: ModelFile,
+    options: RunnerOptions,
+    max_running: int = DEFAULT_MAX_RUNNING,
+    max_waiting: int = DEFAULT_MAX_WAITING,
+    progress: Progress | None = None,
+) -> LoadedEngine:
+    """What computes. Raises as load_model does."""
+    tokenizer = _tokenizer(file)
     # Rows that only pad the embedding have no text: they are never sampled.
     runner = load_runner(file, options, vocab_size=tokenizer.vocab_size, progress=progress)
     max_running = min(max_running, runner.max_sequences)
@@ -58,8 +88,22 @@ def load_model(
         vocab_size=tokenizer.vocab_size,
         max_open=max_running + max_waiting,
     )
-    served = ServedModel(name, tokenizer, template, limits, int(time.time()), aliases)
-    return LoadedModel(served, engine)
+    return LoadedEngine(engine, limits)
+
+
+def spec_of(file: ModelFile, options: RunnerOptions) -> EngineSpec:
+    """What an engine process is told to load; the file must be a .rebar one, as load_model's."""
+    return EngineSpec(str(file.path), options, DEFAULT_MAX_RUNNING, DEFAULT_MAX_WAITING)
+
+
+def _tokenizer(file: ModelFile) -> Tokenizer:
+    tokenizer = Tokenizer.of(file)
+    if tokenizer.vocab_size > file.config.vocab_size:
+        raise CorruptFileError(
+            f"{file.path}: {tokenizer.vocab_size} tokens for an embedding of "
+            f"{file.config.vocab_size} rows. Convert the model again from its source."
+        )
+    return tokenizer
 
 
 def _template(source: str, tokenizer: Tokenizer) -> ChatRenderer:

@@ -11,6 +11,7 @@ from typing import Literal
 
 import msgspec
 
+from rebar.graph import RunnerOptions
 from rebar.graph.sequence import SamplingParams
 
 FinishReason = Literal["stop", "length"]
@@ -26,6 +27,10 @@ class RequestPacket(msgspec.Struct, frozen=True, array_like=True):
     answer. end_ids: ids that end the choice and show no text (the model's own and the caller's).
     max_tokens: most ids to sample, 0 to only score the prompt. score_prompt: report log
     probabilities of prompt[1:].
+
+    An engine that takes over from one that ended is told how far that one came, and goes on as if
+    it had said it itself: said, the ids sampled so far; scored, how many of their scores were
+    given; prompt_scored, how many of the prompt's.
     """
 
     ticket: int
@@ -38,6 +43,9 @@ class RequestPacket(msgspec.Struct, frozen=True, array_like=True):
     stop: tuple[str, ...] = ()
     end_ids: tuple[int, ...] = ()
     score_prompt: bool = False
+    said: tuple[int, ...] = ()
+    scored: int = 0
+    prompt_scored: int = 0
 
 
 class TokenScore(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -109,7 +117,7 @@ class EngineStats(msgspec.Struct, frozen=True, array_like=True, gc=False):
     nodes: int = 0
 
 
-class StepReport(msgspec.Struct, array_like=True):
+class StepReport(msgspec.Struct, array_like=True, tag="report"):
     """Engine to front: everything one step said."""
 
     stats: EngineStats
@@ -132,3 +140,36 @@ class EngineLimits(msgspec.Struct, frozen=True, array_like=True, gc=False):
     def max_total(self) -> int:
         """Most tokens of prompt and answer together; the last one sampled needs no KV."""
         return min(self.max_context, self.kv_tokens + 1)
+
+
+class EngineSpec(msgspec.Struct, frozen=True, array_like=True):
+    """Front to a new engine process, first: what to load. path: a .rebar file."""
+
+    path: str
+    options: RunnerOptions
+    max_running: int
+    max_waiting: int
+
+
+class Ready(msgspec.Struct, frozen=True, array_like=True, tag="ready"):
+    """An engine process to the front, first: it has loaded the model."""
+
+    limits: EngineLimits
+    stats: EngineStats
+
+
+class Refused(msgspec.Struct, frozen=True, array_like=True, tag="refused"):
+    """Instead of Ready: why the model cannot be loaded. error: a class of rebar.errors."""
+
+    error: str
+    message: str
+
+
+class Beat(msgspec.Struct, frozen=True, array_like=True, tag="beat", gc=False):
+    """An engine process is alive. turn_seconds: how long the turn in progress lasts, 0 between."""
+
+    turn_seconds: float
+
+
+FromEngine = Ready | Refused | Beat | StepReport
+"""Everything an engine process says."""

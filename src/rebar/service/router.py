@@ -10,20 +10,24 @@ import itertools
 import math
 import time
 from collections.abc import Callable
+from typing import Protocol
 
 import msgspec
 
 from rebar.errors import EngineError, OverloadedError
 from rebar.service.engine import InferenceEngine
+from rebar.service.engine_process import EngineProcess
 from rebar.service.messages import (
     STOPPING,
     Delta,
+    EngineSpec,
     EngineStats,
     Orders,
     RequestPacket,
     StepReport,
 )
 from rebar.service.model import ServedModel
+from rebar.service.supervisor import EngineSupervisor
 from rebar.service.validator import Validator, model_not_found
 from rebar.service.worker import EngineWorker
 
@@ -79,19 +83,42 @@ class RequestStream:
             self._cancel(tickets)
 
 
+class Worker(Protocol):
+    """Who computes: an EngineWorker in a thread, an EngineSupervisor over processes."""
+
+    @property
+    def alive(self) -> bool:
+        """Whether somebody computes now."""
+
+    @property
+    def restarts(self) -> int:
+        """How often the engine was replaced."""
+
+    def start(self) -> None:
+        """Begins, called in the loop."""
+
+    def give(self, orders: Orders, /) -> bool:
+        """Takes orders; False when nobody would ever answer."""
+
+    def stop(self) -> bool:
+        """Ends; called in a thread of its own. Whether it ended in time."""
+
+
 class ModelService:
     """One served model: its validator, its worker and the requests that wait for its steps."""
 
     def __init__(
         self,
         model: ServedModel,
-        engine: InferenceEngine,
+        hire: Callable[[Callable[[StepReport], None]], Worker],
+        stats: EngineStats | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """hire: makes the worker, given where it reports."""
         self.model = model
         self.validator = Validator(model)
-        self.stats = engine.stats()
-        self.worker = EngineWorker(engine, self._report)
+        self.stats = stats or EngineStats()
+        self.worker = hire(self._report)
         self._clock = clock
         self._streams: dict[int, RequestStream] = {}
         self._tickets = itertools.count(1)
@@ -113,6 +140,16 @@ class ModelService:
     def healthy(self) -> bool:
         """Whether the engine advances."""
         return self.worker.alive and self.silent_seconds < STALL_SECONDS
+
+    @classmethod
+    def in_thread(cls, model: ServedModel, engine: InferenceEngine) -> ModelService:
+        """Computed by a thread of this process."""
+        return cls(model, lambda report: EngineWorker(engine, report), engine.stats())
+
+    @classmethod
+    def in_process(cls, model: ServedModel, first: EngineProcess, spec: EngineSpec) -> ModelService:
+        """Computed by a process of its own, which is replaced when it ends."""
+        return cls(model, lambda report: EngineSupervisor(first, spec, report), first.ready.stats)
 
     def start(self) -> None:
         """Starts the worker; deltas arrive in the running loop."""

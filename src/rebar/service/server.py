@@ -1,8 +1,8 @@
 """Running the HTTP server: the port first, then the model, then requests until a signal.
 
 One SIGTERM or SIGINT: no new connections, open requests finish, those that last longer than the
-grace end with an error, exit code 0. A second signal ends the process at once. No child process is
-left because none is made.
+grace end with an error, exit code 0. A second signal ends the process at once. An engine process
+leaves when its connection to this one ends, however that comes about.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ import uvicorn
 
 from rebar.errors import InputError
 from rebar.service.http.app import create_app
-from rebar.service.model import LoadedModel
 from rebar.service.router import ModelService, ServiceRouter
 
 log = logging.getLogger("rebar.service")
@@ -49,7 +48,7 @@ def bind(host: str, port: int) -> socket.socket:
 
 
 def serve(
-    load: Callable[[], LoadedModel],
+    load: Callable[[], ModelService],
     *,
     host: str = "127.0.0.1",
     port: int = 8000,
@@ -62,8 +61,7 @@ def serve(
     """
     sock = bind(host, port)
     with contextlib.closing(sock):
-        model = load()
-        router = ServiceRouter([ModelService(model.served, model.engine)])
+        router = ServiceRouter([load()])
         server = GracefulServer(router, grace_seconds, on_ready)
         server.run(sockets=[sock])
 

@@ -1,7 +1,7 @@
 """The thread an engine runs in, and the border around it: Orders go in, one StepReport comes out
 per step.
 
-A process border goes here later: `give` becomes a socket write, `report` a socket read.
+In a process of its own (engine_process.py) `report` writes to a socket.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import logging
 import threading
+import time
 from collections.abc import Callable
 
 from rebar.service.engine import InferenceEngine, failure_of
@@ -32,6 +33,8 @@ class EngineWorker:
         self._orders = Orders()
         self._wake = threading.Condition()
         self._stopping = self._ended = False
+        self._turn_began: float | None = None
+        self.restarts = 0  # a thread cannot be replaced
         self._thread = threading.Thread(target=self._main, name="rebar-engine", daemon=True)
 
     def start(self) -> None:
@@ -82,13 +85,22 @@ class EngineWorker:
         self._report(StepReport(stats=engine.stats(), deltas=deltas))
         engine.close()
 
+    @property
+    def turn_seconds(self) -> float:
+        """How long the turn in progress lasts, 0 between turns. From any thread."""
+        began = self._turn_began
+        return 0.0 if began is None else time.monotonic() - began
+
     def _turn(self, orders: Orders) -> list[Delta]:
         engine = self.engine
+        self._turn_began = time.monotonic()
         try:
             return engine.obey(orders) + engine.step()
         except Exception as error:
             log.error("a step could not be planned or committed; the engine goes on without it")
             return engine.fail_all(failure_of(error))
+        finally:
+            self._turn_began = None
 
     def _take(self, *, wait: bool) -> Orders:
         with self._wake:

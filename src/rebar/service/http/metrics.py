@@ -78,6 +78,7 @@ class ServiceMetrics(Collector):
         yield from self._http()
         yield from self._gauges()
         yield from self._counters()
+        yield from self._engines()
 
     def _http(self) -> Iterator[Metric]:
         requests = CounterMetricFamily(
@@ -110,6 +111,17 @@ class ServiceMetrics(Collector):
             for model, stat in stats.items():
                 gauge.add_metric((model,), float(getattr(stat, field)))
             yield gauge
+
+    def _engines(self) -> Iterator[Metric]:
+        restarts = CounterMetricFamily(
+            "sg_engine_restarts", "Engine processes replaced", labels=("model",)
+        )
+        up = GaugeMetricFamily("sg_engine_up", "Whether an engine computes", labels=("model",))
+        for service in self._router.services:
+            restarts.add_metric((service.model.name,), service.worker.restarts)
+            up.add_metric((service.model.name,), float(service.worker.alive))
+        yield restarts
+        yield up
 
     def _counters(self) -> Iterator[Metric]:
         stats = self._router.stats()

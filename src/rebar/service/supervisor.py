@@ -1,0 +1,260 @@
+"""Keeps an engine process running and every open choice going, whatever happens to the process.
+
+The law: of every open choice the front keeps the packet and what the client was told. An engine
+that ends, hangs or is killed is replaced, and the new one gets each packet with what was said; as a
+token is a function of weights, prompt, parameters, seed and position, it goes on with the same
+bits. A report that did not arrive whole was never told, so nothing is told twice and nothing is
+missing.
+
+Lives in one event loop, but for the start of a process, which waits in a thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import msgspec
+
+from rebar.errors import RebarError
+from rebar.service.engine_process import EngineProcess
+from rebar.service.frames import frame
+from rebar.service.messages import (
+    Beat,
+    Delta,
+    EngineSpec,
+    EngineStats,
+    Failure,
+    FromEngine,
+    Orders,
+    RequestPacket,
+    StepReport,
+)
+
+log = logging.getLogger("rebar.service.supervisor")
+
+SILENT_SECONDS = 2.5
+"""A process that says nothing for five beats is stopped or starved: it is replaced. Together with
+the start of the next this keeps the gap of a stream under four seconds."""
+TURN_SECONDS = 60.0
+"""No turn takes so long: 512 rows of a model of 70 billion weights on one core do not."""
+WATCH_SECONDS = 0.25
+MAX_STRIKES = 2
+"""A choice that was alone in doubt at so many deaths is taken for their cause."""
+MAX_PAUSE_SECONDS = 30.0
+COUNTERS = ("steps", "step_seconds", "prompt_tokens", "sampled_tokens", "failures")
+
+
+@dataclass(slots=True)
+class Told:
+    """An open choice: its packet, and what the client was told of it."""
+
+    packet: RequestPacket
+    ids: list[int] = field(default_factory=list)
+    scored: int = 0
+    prompt_scored: int = 0
+    strikes: int = 0
+
+    def book(self, delta: Delta) -> None:
+        """Adds what a step said."""
+        self.ids += delta.ids
+        self.scored += len(delta.scores)
+        self.prompt_scored += len(delta.prompt_scores)
+
+    def again(self) -> RequestPacket:
+        """The packet for an engine that takes over."""
+        return msgspec.structs.replace(
+            self.packet,
+            said=tuple(self.ids),
+            scored=self.scored,
+            prompt_scored=self.prompt_scored,
+        )
+
+
+class EngineSupervisor:
+    """Stands where an EngineWorker stands: takes Orders, reports steps. first: its first process.
+
+    An engine that ends before it has said anything may have been ended by a choice. The next one
+    gets the choices one by one, each when the one before has brought something; the one that was
+    in doubt at two deaths fails, the others go on.
+    """
+
+    def __init__(
+        self, first: EngineProcess, spec: EngineSpec, report: Callable[[StepReport], None]
+    ) -> None:
+        self.restarts = 0
+        self._spec = spec
+        self._report = report
+        self._process: EngineProcess | None = first
+        self._open: dict[int, Told] = {}
+        self._past = EngineStats()  # counters of the processes that ended
+        self._stats = first.ready.stats
+        self._progress = False  # whether this process has brought anything
+        self._doubted: deque[int] = deque()  # open choices it has not been given
+        self._doubt: int | None = None  # the choice whose turn it is to prove itself
+        self._heard = time.monotonic()
+        self._writer: asyncio.StreamWriter | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._stopping = False
+
+    @property
+    def alive(self) -> bool:
+        """Whether an engine process runs and has been heard."""
+        return self._writer is not None
+
+    @property
+    def pid(self) -> int | None:
+        """Of the engine process; None while the next one starts."""
+        return self._process.pid if self._process is not None else None
+
+    def start(self) -> None:
+        """Begins to listen, in the running loop."""
+        self._loop = asyncio.get_running_loop()
+        self._task = self._loop.create_task(self._live(), name="engine supervisor")
+
+    def give(self, orders: Orders) -> bool:
+        """Takes orders for the engine, or for the next one while there is none."""
+        if self._stopping:
+            return False
+        for packet in orders.submit:
+            self._open[packet.ticket] = Told(packet)
+        for ticket in orders.cancel:
+            self._open.pop(ticket, None)
+        if self._doubt is not None or self._doubted:
+            self._doubted += (packet.ticket for packet in orders.submit)
+            orders = Orders(cancel=orders.cancel)
+        self._send(orders)
+        self._prove()
+        return True
+
+    def stop(self, timeout: float = 10.0) -> bool:
+        """Ends the process; open choices get no more. Called in another thread than the loop's."""
+        self._stopping = True
+        process, loop = self._process, self._loop
+        if loop is not None and self._task is not None and not loop.is_closed():
+            loop.call_soon_threadsafe(self._task.cancel)
+        return process is None or process.end(timeout)
+
+    def _send(self, orders: Orders) -> None:
+        if self._writer is not None:
+            self._writer.write(frame(orders))
+
+    async def _live(self) -> None:
+        while not self._stopping:
+            if self._process is None:
+                self._process = await self._start_next()
+            await self._serve(self._process)
+            self._strike()
+
+    async def _serve(self, process: EngineProcess) -> None:
+        """Until this process ends, by itself or by us."""
+        reader, self._writer = await asyncio.open_unix_connection(sock=process.sock)
+        self._heard = time.monotonic()
+        self._progress = False
+        if not self._doubted:
+            self._send(Orders(submit=[told.again() for told in self._open.values()]))
+        self._prove()
+        watch = asyncio.get_running_loop().create_task(self._watch(process))
+        try:
+            while data := await reader.read(1 << 18):
+                for message in process.reader.feed(data):
+                    self._take(process, message)
+        except (OSError, RebarError) as error:
+            log.error("the engine's connection failed: %s", error)
+        finally:
+            watch.cancel()
+            writer, self._writer = self._writer, None
+            with contextlib.suppress(OSError):
+                writer.close()
+            if not self._stopping:
+                self._process = None
+                process.kill()
+
+    def _take(self, process: EngineProcess, message: FromEngine) -> None:
+        self._heard = time.monotonic()
+        if isinstance(message, StepReport):
+            for delta in message.deltas:
+                told = self._open.get(delta.ticket)
+                if told is None:
+                    continue
+                told.book(delta)
+                self._progress = True
+                if delta.last:
+                    del self._open[delta.ticket]
+                if delta.ticket == self._doubt:
+                    self._doubt = None
+                    self._prove()
+            self._stats = message.stats
+            message.stats = self._total(message.stats)
+            self._report(message)
+        elif isinstance(message, Beat) and message.turn_seconds > TURN_SECONDS:
+            log.error("the engine makes no step for %.0f s: replacing it", message.turn_seconds)
+            process.process.kill()
+
+    async def _watch(self, process: EngineProcess) -> None:
+        """Ends a process that is silent: the reader then sees the end of its connection.
+
+        Where the loop itself was held up, what the engine said may lie unread: it is read first.
+        """
+        while True:
+            before = time.monotonic()
+            await asyncio.sleep(WATCH_SECONDS)
+            now = time.monotonic()
+            silent = now - self._heard
+            if silent > SILENT_SECONDS and now - before < 2 * WATCH_SECONDS:
+                log.error("the engine says nothing for %.1f s: replacing it", silent)
+                process.process.kill()
+                return
+
+    def _total(self, stats: EngineStats) -> EngineStats:
+        """Counters over all processes: they only grow."""
+        sums = {name: getattr(stats, name) + getattr(self._past, name) for name in COUNTERS}
+        return msgspec.structs.replace(stats, **sums)
+
+    def _prove(self) -> None:
+        """Gives the engine the next choice in doubt, when none is on trial."""
+        if self._doubt in self._open or self._writer is None:
+            return
+        self._doubt = None
+        while self._doubted and self._doubt is None:
+            ticket = self._doubted.popleft()
+            if ticket in self._open:
+                self._doubt = ticket
+                self._send(Orders(submit=[self._open[ticket].again()]))
+
+    def _strike(self) -> None:
+        """An engine has ended: books it, doubts who was open, lets go of the cause."""
+        if self._stopping:
+            return
+        self._past = self._total(self._stats)
+        self._stats = EngineStats()
+        log.warning("the engine ended with %d choices open: starting the next", len(self._open))
+        suspect, self._doubt = self._doubt, None
+        trusted = self._progress and suspect is None
+        self._doubted = deque() if trusted else deque(self._open)
+        told = self._open.get(suspect) if suspect is not None else None
+        if told is None or suspect is None:
+            return
+        told.strikes += 1
+        if told.strikes >= MAX_STRIKES:
+            del self._open[suspect]
+            text = "The engine ended twice while it computed this. Do not send it again as it is."
+            delta = Delta(ticket=suspect, failure=Failure(text, code="engine_ended"))
+            self._report(StepReport(stats=self._total(self._stats), deltas=[delta]))
+
+    async def _start_next(self) -> EngineProcess:
+        pause = WATCH_SECONDS
+        while True:
+            self.restarts += 1
+            try:
+                return await asyncio.to_thread(EngineProcess, self._spec)
+            except (RebarError, OSError) as error:
+                log.error("the engine does not start: %s Next try in %.1f s.", error, pause)
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, MAX_PAUSE_SECONDS)
