@@ -204,6 +204,26 @@ void bind_append(Class& c) {
       nb::arg("k_stride"), nb::arg("v_stride"), nb::arg("kv_heads"), nb::arg("head_dim"), nb::arg("blocks"));
 }
 
+void bind_rope_append(Class& c) {
+  c.def(
+      "rope_append",
+      [](rb::Program& p, Address q, Address out, Address table, Address k, Address v, Address cache, int32_t q_stride,
+         int32_t out_stride, int32_t heads, int32_t dim, int32_t table_rows, int64_t block_stride, int32_t kv_type,
+         int32_t k_stride, int32_t v_stride, int32_t kv_heads, int32_t head_dim, int32_t blocks) {
+        auto l = launch(RB_OP_ROPE_APPEND);
+        l.args.rope_append.rope = {
+            at<const float>(q), at<float>(out), at<const float>(table), q_stride, out_stride, heads, head_dim, dim,
+            table_rows};
+        l.args.rope_append.append = {at<const float>(k), at<const float>(v), at<uint8_t>(cache), block_stride, kv_type,
+                                     k_stride,           v_stride,           kv_heads,           head_dim,     blocks};
+        p.add(l);
+      },
+      nb::kw_only(), nb::arg("q"), nb::arg("out"), nb::arg("table"), nb::arg("k"), nb::arg("v"), nb::arg("cache"),
+      nb::arg("q_stride"), nb::arg("out_stride"), nb::arg("heads"), nb::arg("dim"), nb::arg("table_rows"),
+      nb::arg("block_stride"), nb::arg("kv_type"), nb::arg("k_stride"), nb::arg("v_stride"), nb::arg("kv_heads"),
+      nb::arg("head_dim"), nb::arg("blocks"));
+}
+
 void bind_attention(Class& c) {
   c.def(
       "attention",
@@ -293,6 +313,7 @@ void bind_launches(Class& c) {
   bind_matmul(c);
   bind_rope(c);
   bind_append(c);
+  bind_rope_append(c);
   bind_attention(c);
   bind_gated(c);
   bind_add(c);

@@ -177,6 +177,12 @@ typedef struct {
   int32_t kv_type, k_stride, v_stride, kv_heads, head_dim, blocks;
 } rb_append;
 
+// rope of q and of k, and append of the rotated k and v, in one launch: the same bits. rope: x -> y, table, q's heads.
+typedef struct {
+  rb_rope rope;
+  rb_append append;  // k as it is before its rotation
+} rb_rope_append;
+
 // out[r,h] = softmax(scale q.k over positions max(0, p-window+1)..p) v;  window 0: all. softcap 0: none (else cap*tanh(s/cap)).
 // Score: one chain over ascending d, then times scale; int8 keys: such a chain for each 32 dimensions, then s = fma(chain, d, s) over
 // ascending groups from 0. Positions are cut into chunks of RB_ATTENTION_CHUNK, absolute, whatever the window. In a chunk, over the
@@ -249,6 +255,7 @@ typedef enum {
   RB_OP_SELECT,
   RB_OP_SOFTCAP,
   RB_OP_ATTENTION_MERGE,
+  RB_OP_ROPE_APPEND,
   RB_OPS
 } rb_op;
 
@@ -259,6 +266,7 @@ typedef union {
   rb_matmul matmul;
   rb_rope rope;
   rb_append append;
+  rb_rope_append rope_append;
   rb_attention attention;  // attention_merge too
   rb_gated gated;
   rb_add add;

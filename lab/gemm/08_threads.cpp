@@ -43,9 +43,9 @@ class Team {
   std::atomic<int> next_{0}, busy_{0}, round_{0};  // round -1: go home
 
   void work() {
-    const int n = problem_->n, piece = 48 * std::max(1, n / 48 / (4 * size()));
+    const int n = problem_->n, piece = 16 * std::max(1, n / 16 / (4 * size()));
     for (int first; (first = next_.fetch_add(piece, std::memory_order_relaxed)) < n;)
-      for (int j = first; j < std::min(first + piece, n); j += 48) all_rows(problem_, j);
+      for (int j = first; j < std::min(first + piece, n); j += 16) all_rows(problem_, j);
   }
   void help() {
     for (int seen = 0, now;; seen = now) {

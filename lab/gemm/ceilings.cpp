@@ -74,7 +74,7 @@ extern "C" double byte_operations(int threads, int rounds) {
 
 extern "C" double bytes_read(const int8_t* buffer, int64_t bytes, int threads, int rounds) {
   std::atomic<int64_t> next{0};
-  constexpr int64_t kPiece = 1 << 18;
+  constexpr int64_t kPiece = 1 << 20;
   const auto work = [&](int) {
     L sum[8] = {};
     for (int64_t at; (at = next.fetch_add(kPiece)) + kPiece <= bytes;) {

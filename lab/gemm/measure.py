@@ -4,7 +4,7 @@ One row or eight read weights that no cache holds, as a model's layers do: 96 MB
 turns. Each contender runs for a tenth of a second, then the next; the median of the rounds counts.
 A multiply-add is two operations. The ceiling of a product is the time that its operations take at
 the peak of their kind, or its weights take to be read, whichever is longer; both are measured
-before and after all products, and the better counts.
+before and after the products of each m, and the best counts.
 """
 
 from __future__ import annotations
@@ -146,7 +146,7 @@ def measured(threads: int) -> tuple[list[Line], Ceilings]:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         lines: list[Line] = []
-        before = ceilings(folder, threads)
+        found_limits = [ceilings(folder, threads)]
         for m in ROWS:
             case = Case.random(m, N, K)
             all_cases = {floats: copies(case, floats) for floats in (True, False)}
@@ -160,9 +160,8 @@ def measured(threads: int) -> tuple[list[Line], Ceilings]:
                     times.append(seconds_of(calls))
             for line, times in zip(lines, found, strict=True):
                 line.seconds[m] = statistics.median(times)
-        after = ceilings(folder, threads)
-        best = [max(pair) for pair in zip(astuple(before), astuple(after), strict=True)]
-        return lines, Ceilings(*best)
+            found_limits.append(ceilings(folder, threads))
+        return lines, Ceilings(*map(max, zip(*map(astuple, found_limits), strict=True)))
 
 
 def table(parts: list[tuple[list[Line], Ceilings]]) -> str:

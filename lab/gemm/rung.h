@@ -1,6 +1,6 @@
 // rung.h: what every rung of the ladder does: y = x wT, y[i][j] = sum over p of x[i][p] * w[j][p].
 //
-// x has m rows of k, w n rows of k (the stored form of a model's weights), y m rows of n. n is a multiple of 48 and k of
+// x has m rows of k, w n rows of k (the stored form of a model's weights), y m rows of n. n is a multiple of 16 and k of
 // 64; m is anything. Rungs 1 to 3 take floats; the others take x in 0..127 and w in -127..127 and give exact integers.
 #pragma once
 #include <cstdint>

@@ -6,6 +6,7 @@
 #include "cpu/matmul.h"
 #include "cpu/rms_norm.h"
 #include "cpu/rope.h"
+#include "cpu/rope_append.h"
 
 namespace rb::RB_NS {
 
@@ -22,6 +23,7 @@ constexpr rb_kernel kTable[RB_OPS] = {
     {"select", select_tasks, select_run, no_scratch},
     {"softcap", softcap_tasks, softcap_run, no_scratch},
     {"attention_merge", attention_merge_tasks, attention_merge_run, attention_merge_scratch},
+    {"rope_append", rope_append_tasks, rope_append_run, rope_append_scratch},
 };
 
 }  // namespace rb::RB_NS

@@ -20,6 +20,13 @@ RB_INLINE void rotate_head(const float* x, float* y, const float* angles, int he
   if (x != y && dim < head_dim) memcpy(y + dim, x + dim, static_cast<size_t>(head_dim - dim) * sizeof(float));
 }
 
+RB_INLINE void rotate_row(const rb_rope& a, int64_t r, const float* angles) {
+  for (int64_t h = 0; h < a.heads; ++h) {
+    rotate_head(a.x + r * a.x_stride + h * a.head_dim, a.y + r * a.y_stride + h * a.head_dim, angles, a.head_dim,
+                a.dim);
+  }
+}
+
 static int64_t rope_tasks(const rb_args* a, const rb_step* step) {
   return row_tasks(step->rows, static_cast<int64_t>(a->rope.heads) * a->rope.head_dim);
 }
@@ -30,11 +37,7 @@ static void rope_run(const rb_args* args, const rb_step* step, int64_t begin, in
   for (int64_t r = rows.begin; r < rows.end; ++r) {
     const int32_t position = step->positions[r];
     assert(position >= 0 && position < a.table_rows);
-    const float* angles = a.table + static_cast<int64_t>(position) * a.dim;
-    for (int64_t h = 0; h < a.heads; ++h) {
-      rotate_head(a.x + r * a.x_stride + h * a.head_dim, a.y + r * a.y_stride + h * a.head_dim, angles, a.head_dim,
-                  a.dim);
-    }
+    rotate_row(a, r, a.table + static_cast<int64_t>(position) * a.dim);
   }
 }
 

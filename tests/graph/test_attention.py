@@ -8,6 +8,8 @@ from numpy.typing import NDArray
 
 from rebar.errors import ShapeError
 from rebar.graph.builder import Builder
+from rebar.graph.fuse import fuse_rope_append
+from rebar.graph.nodes_attention import Append, Attention, Rope, RopeAppend
 from rebar.graph.tensor import Tensor
 from rebar.hal import DeviceManager, Domain, KVFormat
 from rebar.hal.ref_attention import hadamard
@@ -153,3 +155,46 @@ def test_heads_that_are_no_whole_vectors_are_refused() -> None:
             {cache: storage(16, 1, 40)},
             {q: random(4, 40)},
         )
+
+
+def rotated_attention() -> tuple[Builder, Tensor, Tensor]:
+    """q, k, v slices of one tensor, rotated by one table, over a cache."""
+    g, qkv = Builder(), activation("qkv", 64 + 32 + 32)
+    table, cache = Tensor("table", (64, 16)), Tensor("cache", (16, 2, 16), "kv")
+    q = g.rope("q_rope", qkv.columns(0, 64), table, 4)
+    k = g.rope("k_rope", qkv.columns(64, 96), table, 2)
+    after = g.append(k, qkv.columns(96, 128), cache)
+    out = g.attention(
+        q, cache, after, heads=4, max_positions=64, scale=0.25, window=None, softcap=None
+    )
+    return g, out, k
+
+
+@pytest.mark.parametrize("kind", list(KVFormat))
+def test_rotation_at_the_cache_is_one_launch_with_the_same_bits(
+    device: DeviceManager, kind: KVFormat
+) -> None:
+    g, out, _ = rotated_attention()
+    plain = g.graph(out)
+    fused = fuse_rope_append(plain)
+    assert [type(n) for n in plain.order] == [Rope, Rope, Append, Attention]
+    assert [type(n) for n in fused.order] == [RopeAppend, Attention]
+    x = random(20, 128)
+    angles = random(64, 8, seed=4)
+    table = np.concatenate([np.cos(angles), np.sin(angles)], axis=1)
+    results = []
+    for graph in (plain, fused):
+        names = {t.name: t for n in graph.order for t in n.inputs if t.base is None}
+        names |= {t.root.name: t.root for n in graph.order for t in n.inputs}
+        cache = storage(16, 2, 16, kind)
+        inputs = {names["qkv"]: x, names["table"]: table}
+        values = run(graph, device, Call([(3, 20, [9, 2])]), {names["cache"]: cache}, inputs)
+        results.append(values.rows(out).data.tobytes() + cache.data.tobytes())
+    assert results[0] == results[1]
+
+
+def test_a_rotated_k_that_somebody_else_reads_keeps_its_launch() -> None:
+    g, out, k = rotated_attention()
+    kinds = [type(n) for n in fuse_rope_append(g.graph(out, k)).order]
+    assert RopeAppend not in kinds
+    assert kinds.count(Rope) == 2

@@ -3,6 +3,7 @@ the order of a sum would not be made.
 
 - Quantize at the producer: a norm, gated activation or attention that feeds a Quantize writes the
   int8 rows itself.
+- Rotation at the cache: what rotates q and k and stores k and v is one launch.
 - Residual in the product: a Linear whose only reader adds it to something adds it itself.
 """
 
@@ -13,13 +14,43 @@ from dataclasses import replace
 
 from rebar.graph.graph import Graph
 from rebar.graph.node import Node
-from rebar.graph.nodes import Add, Attention, Gated, Linear, Quantize, RmsNorm
+from rebar.graph.nodes import Add, Gated, Linear, Quantize, RmsNorm
+from rebar.graph.nodes_attention import Append, Attention, Rope, RopeAppend
 from rebar.graph.tensor import Tensor
 
 
 def fuse(graph: Graph) -> Graph:
     """The same arithmetic in fewer nodes."""
-    return fuse_residual(fuse_quantize(graph))
+    return fuse_residual(fuse_quantize(fuse_rope_append(graph)))
+
+
+def fuse_rope_append(graph: Graph) -> Graph:
+    """Joins each Append with the Rope that makes its k and the Rope of the attention behind it,
+    where both turn by one table and nobody else reads the rotated k.
+    """
+    readers = readers_of(graph)
+    behind = {n.after: n for n in graph.order if isinstance(n, Attention)}
+    merged: dict[Node, Node] = {}
+    gone: set[Node] = set()
+    for node in graph.order:
+        attention = behind.get(node.out) if isinstance(node, Append) else None
+        if not isinstance(node, Append) or attention is None or readers[node.k] != 1:
+            continue
+        k, q = graph.producer.get(node.k), graph.producer.get(attention.q)
+        if isinstance(k, Rope) and isinstance(q, Rope) and k.table is q.table:
+            name = f"{q.name}_append"
+            inputs = (q.x, k.x, node.v, q.table, node.cache)
+            merged[node] = RopeAppend(name, *inputs, q.out, node.out, q.heads)
+            gone |= {k, q}
+    nodes = [merged.get(n, n) for n in graph.order if n not in gone]
+    return Graph(nodes, graph.outputs)
+
+
+def readers_of(graph: Graph) -> Counter[Tensor]:
+    """How many nodes, and the caller, read each tensor or a slice of it."""
+    readers = Counter(t.root for n in graph.order for t in n.inputs)
+    readers.update(t.root for t in graph.outputs)
+    return readers
 
 
 def fuse_quantize(graph: Graph) -> Graph:
@@ -50,10 +81,10 @@ def can_quantize(producer: Node | None, x: Tensor) -> bool:
 
 
 def fuse_residual(graph: Graph) -> Graph:
-    """Turns Add(a, Linear(...)) into a Linear with a residual when nobody else "
-    "reads the product."""
-    readers = Counter(t.root for n in graph.order for t in n.inputs)
-    readers.update(t.root for t in graph.outputs)
+    """Turns Add(a, Linear(...)) into a Linear with a residual when nobody else reads the
+    product.
+    """
+    readers = readers_of(graph)
     gone: set[Node] = set()
     merged: dict[Node, Node] = {}
     for node in graph.order:

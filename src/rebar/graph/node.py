@@ -80,7 +80,7 @@ class Node(ABC):
     OUTPUTS.
     """
 
-    OUTPUTS: ClassVar[tuple[str, ...]] = ("out", "quantized", "work")
+    OUTPUTS: ClassVar[tuple[str, ...]] = ("out", "quantized", "work", "stored")
     # The gradient rule: a method (run, upstream, values, gradients) that adds into the gradients of
     # the inputs. None while the node cannot learn; fine-tuning fills the slot.
     backward: ClassVar[Callable[..., None] | None] = None

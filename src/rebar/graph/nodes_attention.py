@@ -78,6 +78,34 @@ class Append(Node):
 
 
 @dataclass(frozen=True, eq=False, slots=True)
+class RopeAppend(Node):
+    """Two Ropes and an Append in one (graph/fuse.py): out = q rotated; k rotated and v stored.
+    stored has no bytes: it makes attention come after.
+    """
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    table: Tensor
+    cache: Tensor
+    out: Tensor
+    stored: Tensor
+    heads: int
+
+    def forward(self, run: Record, values: Values) -> None:
+        """One launch."""
+        q, k, v = values.rows(self.q), values.rows(self.k), values.rows(self.v)
+        out, table = values.rows(self.out), values.rows(self.table)
+        run(la.RopeAppend(q, k, v, out, table, values.storage(self.cache), self.heads))
+
+    def cost(self, rows: int, positions: int = 0) -> Cost:
+        """Four products and two sums a pair of q and k; k and v are written as f16."""
+        q, kv = self.q.width, self.k.width
+        read = rows * (q + 2 * kv + self.table.width) * F32
+        return Cost(3 * rows * (q + kv), read, rows * (q * F32 + 2 * kv * 2))
+
+
+@dataclass(frozen=True, eq=False, slots=True)
 class Attention(Node):
     """out = softmax(scale q kᵀ) v over the cached positions up to the row's own (the last `window`
     when it is not 0).

@@ -178,6 +178,29 @@ class CpuProgram:
         )
 
     @_record.register
+    def _(self, op: la.RopeAppend) -> None:
+        self._native.rope_append(
+            q=op.q.address,
+            out=op.out.address,
+            table=op.table.address,
+            k=op.k.address,
+            v=op.v.address,
+            cache=op.storage.address,
+            q_stride=op.q.stride,
+            out_stride=op.out.stride,
+            heads=op.heads,
+            dim=op.table.width,
+            table_rows=op.table.count,
+            block_stride=op.storage.stride,
+            kv_type=int(op.storage.format),
+            k_stride=op.k.stride,
+            v_stride=op.v.stride,
+            kv_heads=op.storage.kv_heads,
+            head_dim=op.storage.head_dim,
+            blocks=op.storage.blocks,
+        )
+
+    @_record.register
     def _(self, op: la.Attention) -> None:
         self._attention(op, merge=False)
 

@@ -152,6 +152,26 @@ class Append:
 
 
 @dataclass(frozen=True, slots=True)
+class RopeAppend:
+    """out = q rotated by table; k rotated and v stored in the paged cache: Rope, Rope and Append in
+    one.
+    """
+
+    q: Rows
+    k: Rows
+    v: Rows
+    out: Rows
+    table: Rows
+    storage: KVStorage
+    heads: int
+
+    def check(self) -> None:
+        """Shape rules of the three."""
+        Rope(self.q, self.out, self.table, self.heads, self.storage.head_dim).check()
+        Append(self.k, self.v, self.storage).check()
+
+
+@dataclass(frozen=True, slots=True)
 class Attention:
     """out = softmax(scale q kᵀ) v over the positions up to the row's own, the last `window` of them
     when it is not 0.
@@ -275,6 +295,7 @@ Launch = (
     | Matmul
     | Rope
     | Append
+    | RopeAppend
     | Attention
     | AttentionMerge
     | Gated

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from rebar.errors import DeviceError
 from rebar.hal import launches as la
 from rebar.hal import ref_attention
-from rebar.hal.arrays import Matrix, QuantizedRows, Rows
+from rebar.hal.arrays import KVStorage, Matrix, QuantizedRows, Rows
 from rebar.hal.backend import Limits, Program, Step, check
 from rebar.hal.ref_formats import unpack
 
@@ -148,21 +148,24 @@ class RefProgram:
 
     @_run.register
     def _(self, op: la.Rope, step: Step) -> None:
-        count, dim = step.rows, op.table.width
-        x = op.x.data[:count].astype(np.float64).reshape(count, op.heads, op.head_dim)
-        table = op.table.data[step.positions[:count]].astype(np.float64)[:, None, :]
-        cos, sin = table[..., : dim // 2], table[..., dim // 2 :]
-        a, b = x[..., : dim // 2], x[..., dim // 2 : dim]
-        y = np.concatenate([a * cos - b * sin, b * cos + a * sin, x[..., dim:]], axis=-1)
-        put(op.y, y.reshape(count, -1))
+        put(op.y, rotated(op.x, op.table, op.heads, step))
 
     @_run.register
     def _(self, op: la.Append, step: Step) -> None:
-        heads = (op.storage.kv_heads, op.storage.head_dim)
+        self._append(op.k.data[: step.rows], op.v, op.storage, step)
+
+    @_run.register
+    def _(self, op: la.RopeAppend, step: Step) -> None:
+        put(op.out, rotated(op.q, op.table, op.heads, step))
+        k = rotated(op.k, op.table, op.storage.kv_heads, step).astype(np.float32)
+        self._append(k, op.v, op.storage, step)
+
+    def _append(self, k: NDArray[np.float32], v: Rows, storage: KVStorage, step: Step) -> None:
+        heads = (storage.kv_heads, storage.head_dim)
         for r in range(step.rows):
             block, slot = place(step, r, int(step.positions[r]))
-            k, v = op.k.data[r].reshape(heads), op.v.data[r].reshape(heads)
-            ref_attention.write(op.storage, block, slot, k, v)
+            pair = k[r].reshape(heads), v.data[r].reshape(heads)
+            ref_attention.write(storage, block, slot, *pair)
 
     @_run.register
     def _(self, op: la.Attention, step: Step) -> None:
@@ -214,6 +217,17 @@ def _domain(launch: la.Launch) -> la.Domain:
 def unpack_rows(weights: F64, step: Step) -> F64:
     """Rows of the embedding for the step's ids."""
     return weights[step.ids[: step.rows]]
+
+
+def rotated(x: Rows, table: Rows, heads: int, step: Step) -> F64:
+    """The step's rows of x with the pairs of each head turned by their position."""
+    count, dim = step.rows, table.width
+    values = x.data[:count].astype(np.float64).reshape(count, heads, -1)
+    angles = table.data[step.positions[:count]].astype(np.float64)[:, None, :]
+    cos, sin = angles[..., : dim // 2], angles[..., dim // 2 :]
+    a, b = values[..., : dim // 2], values[..., dim // 2 : dim]
+    y = np.concatenate([a * cos - b * sin, b * cos + a * sin, values[..., dim:]], axis=-1)
+    return y.reshape(count, -1)
 
 
 def place(step: Step, row: int, position: int) -> tuple[int, int]:
