@@ -47,7 +47,17 @@ WATCH_SECONDS = 0.25
 MAX_STRIKES = 2
 """A choice that was alone in doubt at so many deaths is taken for their cause."""
 MAX_PAUSE_SECONDS = 30.0
-COUNTERS = ("steps", "step_seconds", "prompt_tokens", "sampled_tokens", "failures")
+COUNTERS = (
+    "steps",
+    "step_seconds",
+    "prompt_tokens",
+    "sampled_tokens",
+    "failures",
+    "cached_tokens",
+    "preemptions",
+    "evictions",
+    "expired",
+)
 
 
 @dataclass(slots=True)

@@ -101,7 +101,9 @@ class ServiceMetrics(Collector):
         for name, text, field in (
             ("sg_running", "Choices being computed", "running"),
             ("sg_waiting", "Choices waiting for memory or a place", "waiting"),
+            ("sg_oldest_wait_seconds", "Age of the choice that is let in next", "oldest_wait"),
             ("dfp_batch_size_current", "Positions in the latest step", "rows"),
+            ("dfp_batch_size_limit", "Positions a step with a prompt may hold", "row_limit"),
             ("hal_free_memory_bytes", "Bytes of the budget that nothing holds", "free_bytes"),
             ("cge_node_count", "Nodes of the model's graph as it runs", "nodes"),
             ("hal_kv_blocks_free", "Free blocks of the KV cache", "free_blocks"),
@@ -111,6 +113,18 @@ class ServiceMetrics(Collector):
             for model, stat in stats.items():
                 gauge.add_metric((model,), float(getattr(stat, field)))
             yield gauge
+        yield self._priorities()
+
+    def _priorities(self) -> Metric:
+        gauge = GaugeMetricFamily(
+            "sg_request_priority_distribution",
+            "Open choices by priority",
+            labels=("model", "priority"),
+        )
+        for model, stat in self._router.stats().items():
+            for priority in ("high", "normal", "low"):
+                gauge.add_metric((model, priority), float(getattr(stat, f"open_{priority}")))
+        return gauge
 
     def _engines(self) -> Iterator[Metric]:
         restarts = CounterMetricFamily(
@@ -130,6 +144,14 @@ class ServiceMetrics(Collector):
             ("sg_step_seconds", "Time spent in engine steps", "step_seconds"),
             ("sg_prompt_tokens", "Prompt tokens computed", "prompt_tokens"),
             ("sg_sampled_tokens", "Tokens sampled", "sampled_tokens"),
+            (
+                "sg_cached_tokens",
+                "Positions not computed, as they had been before",
+                "cached_tokens",
+            ),
+            ("sg_preemptions", "Times a choice gave its memory to another", "preemptions"),
+            ("sg_kv_evictions", "Known KV blocks given up for memory", "evictions"),
+            ("sg_expired", "Choices whose deadline could not be met", "expired"),
             ("sg_engine_failures", "Choices that failed in the engine", "failures"),
         ):
             counter = CounterMetricFamily(name, text, labels=("model",))
