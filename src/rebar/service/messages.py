@@ -109,6 +109,14 @@ STOPPING = Failure("The server is stopping. Send the request again.", code="stop
 """Not the request's fault and not the engine's."""
 
 
+TIMED_OUT = Failure(
+    "The answer took longer than the server waits for one. Ask for fewer tokens, or start the "
+    "server with a longer --request-timeout.",
+    code="timeout",
+)
+"""The server's limit, not the engine's fault."""
+
+
 class Delta(msgspec.Struct, array_like=True):
     """What one step added to one choice.
 
@@ -126,6 +134,16 @@ class Delta(msgspec.Struct, array_like=True):
     finish: FinishReason | None = None
     failure: Failure | None = None
     record: ChoiceRecord | None = None
+
+    def join(self, later: Delta) -> None:
+        """Adds what the same choice said later."""
+        self.text += later.text
+        self.ids += later.ids
+        self.scores += later.scores
+        self.prompt_scores += later.prompt_scores
+        self.finish = later.finish
+        self.failure = later.failure
+        self.record = later.record or self.record
 
     @property
     def last(self) -> bool:
