@@ -13,6 +13,7 @@ RebarError
 │   └── KVCacheFullError      no free KV block
 ├── ShapeError            sizes that must agree and do not
 ├── DeviceError           a device or back end that is missing or fails
+├── DeadlineError         the caller's own deadline could not be met (HTTP: 504)
 ├── OverloadedError       the waiting queue is full (HTTP: 429)
 └── EngineError           the engine failed inside; the request can be sent again
 """
@@ -80,6 +81,10 @@ class ShapeError(RebarError):
 
 class DeviceError(RebarError):
     """A device or back end that is missing or fails."""
+
+
+class DeadlineError(RebarError):
+    """The deadline that the caller set could not be met; nothing was at fault."""
 
 
 class OverloadedError(RebarError):

@@ -229,6 +229,7 @@ def test_openapi_document_is_complete(live: Live) -> None:
         "/v1/completions",
         "/v1/models",
         "/v1/models/{model}",
+        "/v1/requests/{request_id}",
         "/tokenize",
         "/detokenize",
         "/health",

@@ -38,7 +38,7 @@ def spec(tmp_path_factory: pytest.TempPathFactory) -> EngineSpec:
 
 
 def packet(i: int, max_tokens: int = 400) -> RequestPacket:
-    """Greedy, seeded, penalised, scored, stopped by text or by id, in turns."""
+    """Greedy, seeded, penalised, scored, stopped by text or by id, of any priority, in turns."""
     kinds: list[dict[str, Any]] = [
         {"temperature": 0.0},
         {"temperature": 1.0, "top_p": 0.9, "seed": i},
@@ -54,6 +54,7 @@ def packet(i: int, max_tokens: int = 400) -> RequestPacket:
         max_tokens=max_tokens + 10 * i,
         stop=("qu", "the lazy") if i % 8 == 7 else (),
         score_prompt=i % 8 == 3,
+        priority=i % 3 - 1,
     )
 
 
@@ -129,7 +130,7 @@ def supervised(
 
 def test_twenty_kills_under_32_streams_change_no_byte(spec: EngineSpec) -> None:
     """SIGKILL at random moments, also while the next engine starts or has only begun."""
-    packets = [packet(i) for i in range(STREAMS)]
+    packets = [packet(i, max_tokens=1000) for i in range(STREAMS)]
     expected = alone(spec, packets)
     chance = random.Random(5)
     kills = 0

@@ -12,6 +12,7 @@ from rebar.errors import CorruptFileError
 from rebar.graph import ModelFile, RunnerOptions, load_runner
 from rebar.graph.sequence import Row, SamplingParams, Sequence
 from rebar.graph.weights.model_file import Progress
+from rebar.service.admission import KV_FILLINGS
 from rebar.service.engine import DEFAULT_MAX_RUNNING, InferenceEngine
 from rebar.service.interfaces import ChatRenderer, StepRunner
 from rebar.service.messages import EngineLimits, EngineSpec
@@ -92,6 +93,7 @@ def load_engine(
         kv_tokens=runner.kv.total_blocks * runner.kv.block_size,
         vocab_size=tokenizer.vocab_size,
         max_open=max_running + max_waiting,
+        max_open_tokens=KV_FILLINGS * runner.kv.total_blocks * runner.kv.block_size,
     )
     return LoadedEngine(engine, limits)
 

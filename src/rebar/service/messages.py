@@ -201,12 +201,14 @@ class EngineLimits(msgspec.Struct, frozen=True, array_like=True, gc=False):
     time).
 
     max_context: prompt and answer together. kv_tokens: positions the KV cache holds.
+    max_open_tokens: of the prompts of open choices, 0 for no bound.
     """
 
     max_context: int
     kv_tokens: int
     vocab_size: int
     max_open: int
+    max_open_tokens: int = 0
 
     @property
     def max_total(self) -> int:

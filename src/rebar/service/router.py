@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import math
 import time
 from collections.abc import Callable
 from typing import Protocol
@@ -15,8 +14,10 @@ from typing import Protocol
 import msgspec
 
 from rebar.errors import EngineError, OverloadedError
+from rebar.service.admission import Admission
 from rebar.service.engine import InferenceEngine
 from rebar.service.engine_process import EngineProcess
+from rebar.service.history import RequestHistory
 from rebar.service.measures import ChoiceTimes, Measures
 from rebar.service.messages import (
     STOPPING,
@@ -34,7 +35,6 @@ from rebar.service.supervisor import EngineSupervisor
 from rebar.service.validator import Validator, model_not_found
 from rebar.service.worker import EngineWorker
 
-MAX_RETRY_AFTER = 60
 STALL_SECONDS = 30.0
 """An engine that has not finished a step for so long is not healthy."""
 
@@ -133,11 +133,13 @@ class ModelService:
         self.request_seconds: float | None = None
         self._clock = clock
         self.measures = Measures()
+        self.history = RequestHistory(model.name)
+        limits = model.limits
+        self.admission = Admission(limits.max_open, limits.max_open_tokens, clock())
         self._streams: dict[int, RequestStream] = {}
         self._times: dict[int, ChoiceTimes] = {}
         self._tickets = itertools.count(1)
         self._last_report = clock()
-        self._mean_seconds = 1.0
         self._loop: asyncio.AbstractEventLoop | None = None
 
     @property
@@ -182,39 +184,41 @@ class ModelService:
 
         arrived: when its first byte was read, by this service's clock; times count from there.
         """
-        self._refuse_overload(len(packets))
-        packets = [msgspec.structs.replace(p, ticket=next(self._tickets)) for p in packets]
+        self._refuse_overload(packets)
         started = self._clock() if arrived is None else arrived
+        packets = [
+            msgspec.structs.replace(p, ticket=next(self._tickets), arrived=started) for p in packets
+        ]
         stream = RequestStream(self._cancel, packets, started)
         if not self.worker.give(Orders(submit=packets)):
             raise EngineError("The engine is not running. Try again when /health says ok.")
         for packet in packets:
             self._streams[packet.ticket] = stream
-            self._times[packet.ticket] = ChoiceTimes(started)
+            self._times[packet.ticket] = ChoiceTimes(started, prompt=len(packet.prompt))
+            self.admission.enter(len(packet.prompt))
             self.measures.prompt_tokens.observe(len(packet.prompt))
         self.measures.accepted += len(packets)
+        self.history.begin(packets)
         if self.request_seconds is not None and self._loop is not None:
             stream.timer = self._loop.call_later(
                 self.request_seconds, self._fail, [p.ticket for p in packets], TIMED_OUT
             )
         return stream
 
-    def _refuse_overload(self, more: int) -> None:
-        limit = self.model.limits.max_open
-        if self.open + more <= limit:
-            return
-        self.measures.refused["queue_full"] += more
-        seconds = min(max(math.ceil(self._mean_seconds), 1), MAX_RETRY_AFTER)
-        raise OverloadedError(
-            f"{self.open} choices are open and {limit} is the limit. Try again in {seconds} s.",
-            retry_after=seconds,
-        )
+    def _refuse_overload(self, packets: list[RequestPacket]) -> None:
+        tokens = sum(len(packet.prompt) for packet in packets)
+        try:
+            self.admission.check(len(packets), tokens, packets[0].priority, self._clock())
+        except OverloadedError:
+            self.measures.refused["queue_full"] += len(packets)
+            raise
 
     def _cancel(self, tickets: list[int]) -> None:
         for ticket in tickets:
             if self._streams.pop(ticket, None) is not None:
                 self.measures.aborted["client_left"] += 1
-            self._times.pop(ticket, None)
+                self.history.end(ticket, "left")
+                self.admission.leave(self._times.pop(ticket).prompt, self._clock())
         self.worker.give(Orders(cancel=tickets))
 
     def abandon(self) -> None:
@@ -249,9 +253,10 @@ class ModelService:
             return
         now = self._clock()
         self.measures.take(self._times[delta.ticket], delta, now)
+        self.history.take(delta)
         if delta.last:
-            del self._streams[delta.ticket], self._times[delta.ticket]
-            self._mean_seconds += (now - stream.started - self._mean_seconds) / 8
+            del self._streams[delta.ticket]
+            self.admission.leave(self._times.pop(delta.ticket).prompt, now)
         stream.put(delta)
 
 

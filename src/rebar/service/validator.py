@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from rebar.errors import ContextLengthError, InputError, ModelNameError
 from rebar.graph.sequence import SamplingParams
 from rebar.service.conversation import refuse_lost_calls, turns_of
-from rebar.service.messages import RequestPacket
+from rebar.service.messages import NORMAL, RequestPacket
 from rebar.service.model import ServedModel
 from rebar.service.wire import ChatBody, ChatMessage, CompletionBody, SamplingBody
 
@@ -32,6 +32,7 @@ MAX_STOP_LENGTH = 1024
 MAX_BIASES = 1024
 MAX_TOP_LOGPROBS = 20
 MAX_COUNT = 2**31 - 1
+MAX_PRIORITY = 1000
 
 _ID = re.compile(r"0|[1-9][0-9]{0,9}", re.ASCII)
 _MASK = 2**64 - 1
@@ -42,7 +43,8 @@ class Job:
     """A validated request: the packets of its choices and how its answer is to be written.
 
     packets come in groups of `n` per prompt; packet.index counts through. echo: prompt text that
-    goes before each choice's text, by index. scored: log probabilities were asked for.
+    goes before each choice's text, by index. scored: log probabilities were asked for. explain:
+    the answer is to tell what happened to it.
     """
 
     model: str
@@ -52,6 +54,7 @@ class Job:
     scored: bool
     n: int
     echo: tuple[str, ...] = ()
+    explain: bool = False
 
     @property
     def prompt_tokens(self) -> int:
@@ -61,10 +64,13 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who asks: the ids that follow the request through every layer."""
+    """Who asks: the ids that follow the request through every layer. tenant: whose computed
+    prompts it may share.
+    """
 
     request_id: str
     trace_id: str
+    tenant: str = ""
 
 
 class Validator:
@@ -171,6 +177,8 @@ class Validator:
         if body.stream_options is not None and not stream:
             raise InputError("`stream_options` needs `stream`: true.", param="stream_options")
         sampling = replace(self._sampling(body), logprobs=scores)
+        priority = NORMAL if body.priority is None else body.priority
+        check_range("priority", priority, -MAX_PRIORITY, MAX_PRIORITY)
         stop, end_ids = stops_of(body.stop), self._end_ids(body)
         packets = [
             RequestPacket(
@@ -184,12 +192,15 @@ class Validator:
                 stop=stop,
                 end_ids=end_ids,
                 score_prompt=bool(getattr(body, "echo", False)) and scores is not None,
+                priority=priority,
+                tenant=caller.tenant,
             )
             for which, prompt in enumerate(prompts)
             for choice in range(n)
         ]
         usage = bool(body.stream_options and body.stream_options.include_usage)
-        return Job(self.model.name, packets, stream, usage, scores is not None, n)
+        explain = bool(body.explain)
+        return Job(self.model.name, packets, stream, usage, scores is not None, n, explain=explain)
 
     def _choices(self, body: SamplingBody, prompts: int) -> int:
         """Choices of each prompt. More than can ever be held at once is the caller's error."""

@@ -42,6 +42,8 @@ class SamplingBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     ignore_eos: bool | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
+    priority: int | None = None
+    explain: bool | None = None
     # Accepted and without effect here: they describe the caller or its bill, not the answer.
     user: str | None = None
     metadata: Any = None

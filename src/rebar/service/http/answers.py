@@ -6,7 +6,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
+from rebar.service.history import ChoiceStory
 from rebar.service.http.choices import Choices, Piece
 from rebar.service.http.scores import (
     ChatLogprobs,
@@ -60,6 +62,7 @@ class ChatCompletion(msgspec.Struct, kw_only=True):
     model: str
     choices: list[ChatChoice]
     usage: Usage
+    explanation: list[ChoiceStory] | UnsetType = UNSET
 
 
 class CompletionChoice(msgspec.Struct):
@@ -80,6 +83,7 @@ class Completion(msgspec.Struct, kw_only=True):
     model: str
     choices: list[CompletionChoice]
     usage: Usage
+    explanation: list[ChoiceStory] | UnsetType = UNSET
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +132,7 @@ def chat_answer(
             model=heading.model,
             choices=listed,
             usage=usage_of(choices),
+            explanation=choices.explanation() or UNSET,
         )
     )
 
@@ -153,5 +158,6 @@ def completion_answer(
             model=heading.model,
             choices=listed,
             usage=usage_of(choices),
+            explanation=choices.explanation() or UNSET,
         )
     )

@@ -6,8 +6,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from rebar.service.history import ChoiceStory, story_of
 from rebar.service.http.errors import error_of
-from rebar.service.messages import Delta, FinishReason, TokenScore
+from rebar.service.messages import ChoiceRecord, Delta, FinishReason, TokenScore
 from rebar.service.router import RequestStream
 from rebar.service.validator import Job
 
@@ -44,6 +45,7 @@ class Choices:
         self.completion_tokens = 0
         self.failure: str | None = None
         self._cached: dict[int, int] = {}
+        self._records: dict[int, ChoiceRecord] = {}
         self._begun = [False] * len(job.packets)
         self._prompt_scores: list[list[TokenScore]] = [[] for _ in job.packets]
 
@@ -54,6 +56,12 @@ class Choices:
         """
         n = self.job.n
         return sum(cached for index, cached in self._cached.items() if index % n == 0)
+
+    def explanation(self) -> list[ChoiceStory] | None:
+        """What happened to each choice, when asked for."""
+        if not self.job.explain:
+            return None
+        return [story_of(index, record) for index, record in sorted(self._records.items())]
 
     async def next(self, stream: RequestStream) -> dict[int, Piece]:
         """What has come, one piece per choice. Raises the error of a choice that failed."""
@@ -74,6 +82,7 @@ class Choices:
         if delta.record is not None:
             # The first one counts: an engine that takes over finds other things computed.
             self._cached.setdefault(index, delta.record.cached_tokens)
+            self._records[index] = delta.record
         piece = Piece(
             delta.text, [ScoredToken(s.id, s.logprob, s.top) for s in delta.scores], delta.finish
         )

@@ -8,13 +8,14 @@ import msgspec
 from starlette.responses import Response
 
 from rebar.errors import (
+    DeadlineError,
     EngineError,
     InputError,
     ModelNameError,
     OverloadedError,
     RebarError,
 )
-from rebar.service.messages import Failure
+from rebar.service.messages import DEADLINE, Failure
 
 
 class HttpError(RebarError):
@@ -80,6 +81,8 @@ def describe(error: Exception) -> tuple[int, ErrorObject]:
             return 503, ErrorObject(str(error), "server_error", code="stopping")
         case TimeLimitError():
             return 504, ErrorObject(str(error), "server_error", code="timeout")
+        case DeadlineError():
+            return 504, ErrorObject(str(error), "deadline_error", code=DEADLINE)
         case RebarError():
             return 500, ErrorObject(str(error), "server_error", code="engine_error")
         case _:
@@ -107,4 +110,6 @@ def error_of(failure: Failure) -> RebarError:
         return StoppingError(failure.message)
     if failure.code == "timeout":
         return TimeLimitError(failure.message)
+    if failure.code == DEADLINE:
+        return DeadlineError(failure.message)
     return EngineError(failure.message)

@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from rebar.service.history import RequestStory
 from rebar.service.http.answers import ChatCompletion, Completion
 from rebar.service.http.errors import ErrorBody
 from rebar.service.wire import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
@@ -83,6 +84,7 @@ TYPES: tuple[type[msgspec.Struct], ...] = (
     ModelList,
     TokenizeAnswer,
     DetokenizeAnswer,
+    RequestStory,
     Health,
     State,
 )
@@ -101,13 +103,13 @@ def _content(kind: type[msgspec.Struct], media_type: str = "application/json") -
 def _errors(*statuses: int) -> dict[int | str, Any]:
     meanings = {
         400: "A parameter is not valid; `param` names it",
-        404: "No such model",
+        404: "No such model, or no such request",
         413: "The body is too large",
         415: "The body is compressed",
         429: "The queue is full; Retry-After says when to come back",
         500: "The engine failed; the request can be sent again",
         503: "The server is stopping; Retry-After says when to come back",
-        504: "The answer took longer than the server waits for one",
+        504: "The answer took longer than the server, or X-Deadline-Ms, allows",
     }
     return {s: {"description": meanings[s], **_content(ErrorBody)} for s in statuses}
 
@@ -148,6 +150,7 @@ HEALTH["responses"][503] = {"description": "An engine does not advance", **_cont
 READY: dict[str, Any] = _get(State)
 READY["responses"][503] = {"description": "No new requests, for now", **_content(State)}
 LIVE = _get(State)
+REQUEST = _get(RequestStory, 404)
 METRICS: dict[str, Any] = {
     "responses": {
         200: {

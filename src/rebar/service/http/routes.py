@@ -19,10 +19,12 @@ from rebar.service.body import decode_body
 from rebar.service.http import openapi
 from rebar.service.http.answers import Heading, chat_answer, collect, completion_answer
 from rebar.service.http.choices import Choices, Piece
+from rebar.service.http.errors import HttpError
 from rebar.service.http.metrics import ServiceMetrics
 from rebar.service.http.middleware import record_of
 from rebar.service.http.reading import read_body, until_disconnect
 from rebar.service.http.sse import CHAT, COMPLETION, Dialect, EventWriter, events
+from rebar.service.http.urgency import with_urgency
 from rebar.service.router import ModelService, RequestStream, ServiceRouter
 from rebar.service.validator import Job
 from rebar.service.wire import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
@@ -87,6 +89,7 @@ class Routes:
     ) -> Response:
         record = record_of(request.scope)
         service, job = await self._validated(request, form)
+        job = with_urgency(job, request.headers, record.started)
         record.notes.update(prompt_tokens=job.prompt_tokens, n=job.n)
         choices, stream = Choices(job), service.submit(job.packets, record.started)
         answer: Response | None = None
@@ -141,6 +144,15 @@ class Routes:
             for index, piece in (await choices.next(stream)).items():
                 pieces.setdefault(index, Piece()).add(piece)
         return pieces
+
+    async def request(self, request: Request, request_id: str) -> Response:
+        """What happened to a recent request, by its X-Request-Id: when, and what it waited for."""
+        tenant = record_of(request.scope).caller.tenant
+        for service in self._router.services:
+            story = service.history.get(request_id, tenant)
+            if story is not None:
+                return _json_response(msgspec.json.encode(story))
+        raise HttpError(404, "No request of this id, or too long ago.", "request_not_found")
 
     async def models(self) -> Response:
         """Lists the served models."""
@@ -225,6 +237,7 @@ def api_router(routes: Routes) -> APIRouter:
     post, get = api.post, api.get
     post("/v1/chat/completions", **openapi.CHAT)(routes.chat)
     post("/v1/completions", **openapi.COMPLETIONS)(routes.completions)
+    get("/v1/requests/{request_id:path}", **openapi.REQUEST)(routes.request)
     get("/v1/models", **openapi.MODELS)(routes.models)
     get("/v1/models/{model:path}", **openapi.MODEL)(routes.model)
     post("/tokenize", **openapi.TOKENIZE)(routes.tokenize)

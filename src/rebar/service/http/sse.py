@@ -89,11 +89,14 @@ class EventWriter:
         return out
 
     def closing(self) -> bytes:
-        """The usage, when asked for, and the end mark."""
-        if not self._choices.job.include_usage:
-            return DONE
-        usage = _json(usage_of(self._choices))
-        return self._head + b',"choices":[],"usage":' + usage + b"}\n\n" + DONE
+        """The usage and what happened, when asked for, and the end mark."""
+        end = b""
+        if self._choices.job.include_usage:
+            end += b',"usage":' + _json(usage_of(self._choices))
+        explanation = self._choices.explanation()
+        if explanation is not None:
+            end += b',"explanation":' + _json(explanation)
+        return self._head + b',"choices":[]' + end + b"}\n\n" + DONE if end else DONE
 
     def _event(
         self, index: int, middle: bytes, *, logprobs: bytes = b"null", finish: bytes = b"null"
