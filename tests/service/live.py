@@ -17,6 +17,7 @@ import uvicorn
 
 from rebar.dataflow.text import ChatTemplate, TextStream, Tokenizer
 from rebar.service.engine import InferenceEngine
+from rebar.service.grammar import Grammars
 from rebar.service.http.app import create_app
 from rebar.service.messages import Delta, EngineLimits, Orders, RequestPacket, StepReport
 from rebar.service.model import LoadedModel, ServedModel
@@ -43,6 +44,7 @@ def scripted_model(
         partial(TextStream, tokenizer),
         vocab_size=tokenizer.vocab_size,
         max_running=max_running,
+        grammars=Grammars(tokenizer),
     )
     limits = EngineLimits(
         max_context=runner.max_context,

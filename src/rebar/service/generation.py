@@ -6,6 +6,7 @@ import math
 
 from rebar.errors import EngineError
 from rebar.graph.sequence import Row, Sampled, Sequence
+from rebar.service.grammar import GrammarState
 from rebar.service.interfaces import StreamingText
 from rebar.service.messages import Delta, RequestPacket, TokenScore
 
@@ -19,19 +20,24 @@ class Generation:
     What a packet brings as already said is in the sequence and has gone through the text, so that
     everything afterwards is what it would have been; nothing of it is given out again.
 
-    A choice ends with "stop" when an end id is sampled or a stop string is complete (also on the
-    last allowed token), else with "length" when max_tokens ids were sampled. Every sampled id
-    counts, the end id included; the end id has no text and no score.
+    A choice ends with "stop" when an end id is sampled, a stop string is complete, or its grammar
+    lets nothing follow (also on the last allowed token), else with "length" when max_tokens ids
+    were sampled. Every sampled id counts, the end id included; the end id has no text and no score.
     """
 
-    __slots__ = ("_held", "_owed", "_scoring", "packet", "sampled", "sequence", "text")
+    __slots__ = ("_grammar", "_held", "_owed", "_scoring", "packet", "sampled", "sequence", "text")
 
-    def __init__(self, packet: RequestPacket, text: StreamingText) -> None:
+    def __init__(
+        self, packet: RequestPacket, text: StreamingText, grammar: GrammarState | None = None
+    ) -> None:
+        """grammar: where the packet's grammar stands after what was said."""
         self.packet = packet
         self.text = text
         self.sampled = 0
         capacity = len(packet.prompt) + packet.max_tokens
         self.sequence = Sequence.of(packet.prompt, capacity, packet.sampling)
+        self._grammar = grammar
+        self.sequence.allowed = None if grammar is None else grammar.allowed
         self._scoring = packet.sampling.logprobs is not None
         self._held: list[TokenScore] = []
         for token in packet.said:
@@ -92,7 +98,8 @@ class Generation:
             if self._scoring:
                 self._held.append(score_of(answer))
             delta.text = text.push(answer.id)
-            if text.stopped:
+            complete = self._grammar is not None and self._grammar.take(answer.id)
+            if text.stopped or complete:
                 delta.finish = "stop"
             elif self.sampled == packet.max_tokens:
                 delta.finish = "length"

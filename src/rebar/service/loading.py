@@ -12,6 +12,7 @@ from rebar.graph import ModelFile, RunnerOptions, load_runner
 from rebar.graph.sequence import Row, SamplingParams, Sequence
 from rebar.graph.weights.model_file import Progress
 from rebar.service.engine import DEFAULT_MAX_RUNNING, InferenceEngine
+from rebar.service.grammar import Grammars
 from rebar.service.interfaces import ChatRenderer, StepRunner
 from rebar.service.messages import EngineLimits, EngineSpec
 from rebar.service.model import LoadedModel, ServedModel
@@ -81,6 +82,7 @@ def load_engine(
         partial(TextStream, tokenizer),
         vocab_size=tokenizer.vocab_size,
         max_running=max_running,
+        grammars=Grammars(tokenizer),
     )
     limits = EngineLimits(
         max_context=runner.max_context,

@@ -22,6 +22,7 @@ from rebar.graph.sequence import SamplingParams
 from rebar.service.conversation import refuse_lost_calls, turns_of
 from rebar.service.messages import RequestPacket
 from rebar.service.model import ServedModel
+from rebar.service.structured import grammar_of
 from rebar.service.wire import ChatBody, ChatMessage, CompletionBody, SamplingBody
 
 DEFAULT_COMPLETION_TOKENS = 16
@@ -52,6 +53,11 @@ class Job:
     scored: bool
     n: int
     echo: tuple[str, ...] = ()
+
+    @property
+    def grammar(self) -> str:
+        """What every choice must obey, "" for nothing."""
+        return self.packets[0].grammar
 
     @property
     def prompt_tokens(self) -> int:
@@ -172,6 +178,7 @@ class Validator:
             raise InputError("`stream_options` needs `stream`: true.", param="stream_options")
         sampling = replace(self._sampling(body), logprobs=scores)
         stop, end_ids = stops_of(body.stop), self._end_ids(body)
+        grammar = grammar_of(body)
         packets = [
             RequestPacket(
                 ticket=0,
@@ -184,6 +191,7 @@ class Validator:
                 stop=stop,
                 end_ids=end_ids,
                 score_prompt=bool(getattr(body, "echo", False)) and scores is not None,
+                grammar=grammar,
             )
             for which, prompt in enumerate(prompts)
             for choice in range(n)
