@@ -6,6 +6,7 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
 #include <stdexcept>
 
 #include "program.h"
@@ -49,6 +50,26 @@ class Step {
     return {rows,          logit_rows, ids.data(),        positions.data(), sequence.data(),
             tables.data(), stride_,    logit_index.data()};
   }
+  using Slice = std::tuple<nb::ndarray<const int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>, int32_t, int32_t,
+                           std::vector<int32_t>>;
+
+  // Slice i = (ids of a sequence, first position, count, its blocks) becomes the next rows and block table i.
+  void bind(const std::vector<Slice>& slices) {
+    size_t at = 0;
+    for (size_t i = 0; i < slices.size(); ++i) {
+      const auto& [tokens, first, count, blocks] = slices[i];
+      const size_t begin = size(first), end = begin + size(count), used = (end + 15) / 16;
+      if (i >= sequences() || end > tokens.shape(0) || used > blocks.size() || used > stride() || count > size_left(at))
+        throw std::invalid_argument("a slice that its sequence, its blocks or the step do not hold");
+      for (size_t p = begin; p < end; ++p, ++at) {
+        ids[at] = tokens.data()[p];
+        positions[at] = static_cast<int32_t>(p);
+        sequence[at] = static_cast<int32_t>(i);
+      }
+      std::copy_n(blocks.begin(), used, tables.begin() + static_cast<ptrdiff_t>(i * stride()));
+    }
+    rows = static_cast<int32_t>(at);
+  }
   size_t sequences() const { return size(sequences_); }
   size_t stride() const { return size(stride_); }
 
@@ -56,6 +77,7 @@ class Step {
   std::vector<int32_t> ids, positions, sequence, logit_index, tables;
 
  private:
+  int64_t size_left(size_t at) const { return static_cast<int64_t>(ids.size() - at); }
   static size_t size(int32_t n) {
     if (n < 0) throw std::invalid_argument("sizes are not negative");
     return static_cast<size_t>(n);
@@ -73,6 +95,7 @@ void bind_step(nb::module_& m) {
   nb::class_<Step>(m, "Step")
       .def(nb::init<int32_t, int32_t, int32_t, int32_t>(), nb::arg("rows"), nb::arg("logit_rows"), nb::arg("sequences"),
            nb::arg("table_stride"))
+      .def("bind", &Step::bind, nb::arg("slices"))
       .def_rw("rows", &Step::rows)
       .def_rw("logit_rows", &Step::logit_rows)
       .def_prop_ro("ids",

@@ -11,7 +11,6 @@ import sys
 from pathlib import Path
 
 import tokenizers
-
 from rebar.graph.weights.open import open_model
 from tests.parity.reference_tokenizers import reference
 

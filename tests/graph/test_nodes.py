@@ -195,7 +195,7 @@ def test_add_select_and_softcap(device: DeviceManager) -> None:
     a, b = random(4, 20), random(4, 20, seed=2)
     g, ta, tb = Builder(), activation("a", 20), activation("b", 20)
     total = g.add("sum", ta, tb)
-    chosen = g.select(total)
+    chosen = g.select("chosen", total)
     capped = g.softcap(chosen, 1.5)
     call = Call([(0, 4, [0])], logit_index=[3, 1])
     values = run(g.graph(total, chosen, capped), device, call, {}, {ta: a, tb: b})
@@ -240,7 +240,7 @@ SHAPES: list[tuple[str, Callable[[Builder], object]]] = [
     ("width modulo 2", lambda g: g.gated(activation("x", 9), Activation.SILU)),
     ("width differs", lambda g: g.add("a", activation("a", 4), activation("b", 5))),
     ("rows differs", lambda g: g.add("a", activation("a", 4), Tensor("b", (Domain.LOGIT_ROWS, 4)))),
-    ("rows differs", lambda g: g.select(Tensor("b", (Domain.LOGIT_ROWS, 4)))),
+    ("rows differs", lambda g: g.select("chosen", Tensor("b", (Domain.LOGIT_ROWS, 4)))),
 ]
 
 
@@ -295,7 +295,7 @@ def every_other_node() -> list[Node]:
     h = g.rms_norm("h", x, norm, 1e-5)
     g.rope("r", h, Tensor("t", (4, 8)), 4)
     g.softcap(
-        g.select(g.add("a", g.gated(g.add("b", h, h), Activation.SILU), activation("z", 16))), 1.0
+        g.select("chosen", g.add("a", g.gated(g.add("b", h, h), Activation.SILU), activation("z", 16))), 1.0
     )
     g.quantize(h)
     return g.nodes

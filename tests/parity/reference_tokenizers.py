@@ -9,9 +9,8 @@ positions for scores). Control tokens are special, user-defined ones plain added
 
 from __future__ import annotations
 
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
-
 from rebar.graph.weights.model_file import TokenizerData
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 CONTROL, USER = 3, 4
 QWEN2 = (

@@ -12,9 +12,10 @@ from collections.abc import Callable, Iterable
 from functools import cache
 
 from rebar.dataflow.text import Tokenizer, build_vocabulary
-from rebar.errors import EngineError, KVCacheFullError
+from rebar.errors import EngineError
 from rebar.graph import Row, Sampled, TokenizerData
 from rebar.graph import Sequence as Ids
+from rebar.graph.blocks import BlockLedger
 from tests.tiny.vocabulary import byte_alphabet
 
 BLOCK = 16
@@ -24,29 +25,12 @@ SPECIAL = {END: "<|end|>", START_TURN: "<|im_start|>", END_TURN: "<|im_end|>"}
 WORDS = ("The", " quick", " br", "own f", "ox j", "umps", " a", "hello", " wörld", "😀")
 
 
-class FakePool:
-    """KV blocks, and what was written into each position of them."""
-
-    block_size = BLOCK
+class FakePool(BlockLedger):
+    """KV blocks, and what was written into each position of them: a digest of all ids so far."""
 
     def __init__(self, total_blocks: int) -> None:
-        self.total_blocks = total_blocks
-        self._free = list(range(total_blocks))
-        self.written: dict[int, tuple[int, int]] = {}
-
-    @property
-    def free_blocks(self) -> int:
-        return len(self._free)
-
-    def allocate(self, count: int, /) -> list[int]:
-        if count > len(self._free):
-            raise KVCacheFullError("full", needed=count, available=len(self._free))
-        taken, self._free = self._free[:count], self._free[count:]
-        return taken
-
-    def release(self, blocks: list[int], /) -> None:
-        assert not set(blocks) & set(self._free), "a block was given back twice"
-        self._free += blocks
+        super().__init__(total_blocks)
+        self.written: dict[int, int] = {}
 
 
 Chooser = Callable[[Ids, int], int]
@@ -115,15 +99,15 @@ class ScriptedRunner:
         """Writes the row's ids into its blocks, after checking that the earlier ones still stand
         there.
         """
-        sequence = row.sequence
+        sequence, past = row.sequence, 0
         assert row.count > 0
         assert row.first == sequence.computed
         for position in range(row.first + row.count):
             slot = sequence.blocks[position // BLOCK] * BLOCK + position % BLOCK
-            token = (position, int(sequence.tokens[position]))
+            past = hash((past, position, int(sequence.tokens[position])))
             if position >= row.first:
-                self.kv.written[slot] = token
-            assert self.kv.written[slot] == token, "another sequence wrote into this block"
+                self.kv.written[slot] = past
+            assert self.kv.written[slot] == past, "another sequence wrote into this block"
 
     def _answer(self, sequence: Ids, position: int) -> Sampled:
         if position + 1 < sequence.total:

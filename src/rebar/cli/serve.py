@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 
 from rebar.cli import STARTED
-from rebar.cli.options import DEFAULT_MODEL, EngineFlags, Host, Model, Offline, Port
+from rebar.cli.options import DEFAULT_MODEL, EngineFlags, Host, LimitFlags, Model, Offline, Port
 from rebar.cli.output import note, progress, timed
 from rebar.cli.settings import places
 
@@ -27,11 +27,13 @@ def serve(
     port: Port = 8000,
     api_model_name: Annotated[str | None, Parameter(help="Name that clients use.")] = None,
     flags: EngineFlags | None = None,
+    limits: LimitFlags | None = None,
     offline: Offline = False,
 ) -> None:
     """Serve a model over HTTP, with the OpenAI API.
 
-    Ctrl-C finishes open requests, for ten seconds at most, then ends; a second one ends at once.
+    Ctrl-C finishes open requests, for --drain-timeout at most, and answers new ones with 503; a
+    second one ends at once.
     """
     from rebar.service.server import serve as run
 
@@ -46,7 +48,8 @@ def serve(
         note(f"ready      {seconds:.2f} s after the start: {url}, its documentation at {url}/docs")
         note(CURL.format(url=url))
 
-    run(load, host=host, port=port, on_ready=ready)
+    waits = (limits or LimitFlags()).time_limits()
+    run(load, host=host, port=port, limits=waits, on_ready=ready)
 
 
 def _load(model: str, name: str, flags: EngineFlags, offline: bool) -> ModelService:

@@ -116,9 +116,9 @@ class Builder:
         self.nodes.append(nodes.Add(out.name, a, b, out))
         return out
 
-    def select(self, x: Tensor) -> Tensor:
+    def select(self, name: str, x: Tensor) -> Tensor:
         """The rows whose logits are needed."""
-        out = self._out("selected", nodes.Select.shape(x.shape))
+        out = self._out(name, nodes.Select.shape(x.shape))
         self.nodes.append(nodes.Select(out.name, x, out))
         return out
 

@@ -56,6 +56,7 @@ class Runner:
         self._unused = device.stats().free  # pools are cut once; only KV blocks come and go
         stride = -(-plan.max_context // BLOCK_POSITIONS)
         self._step = Step(limits.rows, limits.logit_rows, limits.sequences, stride)
+        self._logit_index = self._step.logit_index
 
     def step(self, rows: Seq[Row], observers: Seq[Observer] | None = None) -> list[list[Sampled]]:
         """Computes the rows and answers their wanted positions, in order.
@@ -65,17 +66,19 @@ class Runner:
         max_context.
         """
         self._bind(rows)
-        wanted = [(r, p) for r, row in enumerate(rows) for p in row.wants]
-        starts = np.cumsum([0, *(row.count for row in rows)])
-        index = [int(starts[r]) + p - rows[r].first for r, p in wanted]
+        wanted, index, at = [], [], 0
+        for row in rows:
+            wanted += [Wanted(row.sequence, position) for position in row.wants]
+            index += [at + position - row.first for position in row.wants]
+            at += row.count
         answers: list[Sampled] = []
         room = self.limits.logit_rows
         for begin in range(0, max(len(wanted), 1), room):
             chunk = slice(begin, begin + room)
             self._step.logit_rows = len(index[chunk])
-            self._step.logit_index[: self._step.logit_rows] = index[chunk]
+            self._logit_index[: self._step.logit_rows] = index[chunk]
             self._run(0 if begin == 0 else self._head, observers)
-            asked = [Wanted(rows[r].sequence, p) for r, p in wanted[chunk]]
+            asked = wanted[chunk]
             answers += self._sampler.sample(self._logits[: len(asked)], asked)
         given = iter(answers)
         return [[next(given) for _ in row.wants] for row in rows]
@@ -96,18 +99,11 @@ class Runner:
                 f"loaded for {self.limits.rows} rows of "
                 f"{self.limits.sequences} sequences (max_rows)."
             )
-        step, at = self._step, 0
-        step.rows = total
-        for i, row in enumerate(rows):
+        for row in rows:
             self._check(row)
-            end = row.first + row.count
-            place = slice(at, at + row.count)
-            step.ids[place] = row.sequence.tokens[row.first : end]
-            step.positions[place] = np.arange(row.first, end)
-            step.sequences[place] = i
-            blocks = row.sequence.blocks[: -(-end // BLOCK_POSITIONS)]
-            step.tables[i, : len(blocks)] = blocks
-            at += row.count
+        self._step.bind(
+            [(row.sequence.tokens, row.first, row.count, row.sequence.blocks) for row in rows]
+        )
 
     def _check(self, row: Row) -> None:
         end = row.first + row.count

@@ -3,7 +3,8 @@
 A step of some rows must, whatever the engine:
 - read every weight matrix once, and the keys and values of the positions that its rows attend to;
 - do 2 n k int8 operations a row for every matrix of n outputs and k inputs in a block format (the
-  head: only for rows whose logits are wanted), and as many f32 operations for a float format;
+  head, and what follows attention in the last layer: only for rows whose logits are wanted), and as
+  many f32 operations for a float format;
 - do 4 head_dim f32 operations a head and attended position: the dot product with the key, and the
   value's share of the sum.
 
@@ -23,6 +24,7 @@ from rebar.graph import DecoderConfig, ModelFile
 from rebar.graph.weights import packed_nbytes
 
 FLOATS = ("F32", "F16", "BF16")
+LATE = ("out", "gate", "up", "down")  # what follows attention in a layer
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +54,8 @@ class Slice:
 
 @dataclass(frozen=True, slots=True)
 class ModelWork:
-    """What a model asks for: the layers' matrices (all rows), the head (wanted rows), and a
-    position of one layer's cache in bytes."""
+    """What a model asks for: matrices for all rows (`layers`) and for wanted rows (`head`, the last
+    layer's after attention among them), and a position of one layer's cache in bytes."""
 
     config: DecoderConfig
     layers: Work
@@ -65,6 +67,7 @@ class ModelWork:
         """kv_bytes: keys and values of a position in one layer. The embedding counts where it is
         the head: a row that is looked up is nothing."""
         layers, head = Work(), Work()
+        late = {f"layers.{model.config.layers - 1}.{part}.weight" for part in LATE}
         head_name = "head.weight" if "head.weight" in model.tensors else "embed.weight"
         for name, tensor in model.tensors.items():
             if len(tensor.shape) != 2:
@@ -76,8 +79,8 @@ class ModelWork:
                 0 if plain else 2 * n * k,
                 2 * n * k if plain else 0,
             )
-            if name == head_name:
-                head = work
+            if name == head_name or name in late:
+                head += work
             elif name != "embed.weight":
                 layers += work
         return cls(model.config, layers, head, kv_bytes)

@@ -13,7 +13,15 @@ from rebar.graph.sequence import Row, Sampled
 from rebar.service.generation import Generation
 from rebar.service.grammar import Grammars
 from rebar.service.interfaces import StepRunner, TextOpener
-from rebar.service.messages import Delta, EngineStats, Failure, Orders, RequestPacket
+from rebar.service.messages import (
+    DEADLINE,
+    NORMAL,
+    Delta,
+    EngineStats,
+    Failure,
+    Orders,
+    RequestPacket,
+)
 from rebar.service.scheduler import Plan, Scheduler
 
 log = logging.getLogger("rebar.service.engine")
@@ -29,6 +37,8 @@ class InferenceEngine:
 
     A failure belongs to whom it belongs: when a step raises, its rows are run again alone (a step
     changes no sequence, so that gives the same bits) and only those that raise again fail.
+
+    model, sharing: as of Scheduler. clock: seconds; the monotonic clock where packets bring times.
     """
 
     def __init__(
@@ -39,13 +49,23 @@ class InferenceEngine:
         vocab_size: int,
         max_running: int = DEFAULT_MAX_RUNNING,
         grammars: Grammars | None = None,
+        model: bytes = b"",
+        sharing: bool = True,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.runner = runner
         self.open_text = open_text
         self.vocab_size = vocab_size
         self.clock = clock
-        self.scheduler = Scheduler(runner.kv, max_rows=runner.max_rows, max_running=max_running)
+        self.scheduler = Scheduler(
+            runner.kv,
+            max_rows=runner.max_rows,
+            max_running=max_running,
+            model=model,
+            sharing=sharing,
+        )
+        self._checked = False
+        self._priorities = [0, 0, 0]  # open choices: high, normal, low
         self._grammars = grammars
         self._open: dict[int, Generation] = {}
         self._compiling: dict[int, RequestPacket] = {}  # wait for their grammar
@@ -64,18 +84,43 @@ class InferenceEngine:
         return [delta for delta in refused if delta is not None]
 
     def step(self) -> list[Delta]:
-        """One step of everything that runs."""
-        refused = self._take_compiled()
-        plan = self.scheduler.schedule()
-        if not plan.rows:
-            return refused
+        """One step of everything that runs. Idle, it checks its books, once."""
+        if self.idle:
+            self._check_books()
+            return []
+        self._checked = False
         started = self.clock()
-        answers = self._run(plan.rows)
-        deltas = [self._commit(plan, i, answer) for i, answer in enumerate(answers)]
-        self._count(plan, deltas, self.clock() - started)
-        return refused + [
-            delta for delta in deltas if delta.ids or delta.prompt_scores or delta.last
-        ]
+        deltas = self._take_compiled()
+        plan = self.scheduler.schedule(started)
+        deltas += [self._expire(generation, started) for generation in plan.expired]
+        if plan.rows:
+            answers = self._run(plan.rows)
+            now = self.clock()
+            done = [self._commit(plan, i, answer, now) for i, answer in enumerate(answers)]
+            self._count(plan, done, now - started)
+            deltas += done
+        return [delta for delta in deltas if delta.ids or delta.prompt_scores or delta.last]
+
+    def _check_books(self) -> None:
+        if self._checked:
+            return
+        self._checked = True
+        try:
+            self.scheduler.check_integrity()
+        except AssertionError as error:
+            raise EngineError(f"the books of the KV cache are wrong: {error}") from error
+
+    def _expire(self, generation: Generation, now: float) -> Delta:
+        """Says that a choice cannot keep its deadline; the scheduler has let it go."""
+        packet = generation.packet
+        self._forget(packet.ticket)
+        self._stats = msgspec.structs.replace(self._stats, expired=self._stats.expired + 1)
+        text = "The deadline could not be met. Allow more time, or try when fewer requests wait."
+        return Delta(
+            ticket=packet.ticket,
+            failure=Failure(text, code=DEADLINE),
+            record=generation.journal.record(packet.priority, now),
+        )
 
     def fail_all(self, failure: Failure) -> list[Delta]:
         """Ends every open choice with `failure`; the engine stands empty and ready."""
@@ -95,7 +140,23 @@ class InferenceEngine:
             total_blocks=pool.total_blocks,
             free_bytes=self.runner.free_bytes,
             nodes=self.runner.node_count,
+            row_limit=self._row_limit(),
+            open_high=self._priorities[0],
+            open_normal=self._priorities[1],
+            open_low=self._priorities[2],
+            oldest_wait=self._next_waits(),
+            cached_tokens=scheduler.cached_tokens,
+            preemptions=scheduler.preemptions,
+            evictions=pool.evictions,
         )
+
+    def _row_limit(self) -> int:
+        decoding = sum(g.remaining == 1 for g in self.scheduler.running)
+        return decoding + self.scheduler.budget.prompt_rows(decoding)
+
+    def _next_waits(self) -> float:
+        waiting = self.scheduler.waiting
+        return max(0.0, self.clock() - waiting[0].journal.arrived) if waiting else 0.0
 
     def close(self) -> None:
         """Frees the model."""
@@ -134,18 +195,25 @@ class InferenceEngine:
                 if self._grammars is None:
                     raise EngineError("This engine knows no grammars. Send a request without one.")
                 grammar = self._grammars.open(packet.grammar, packet.said)
-            generation = Generation(packet, self.open_text(packet.stop), grammar)
+            generation = Generation(packet, self.open_text(packet.stop), self.clock(), grammar)
             self.scheduler.add(generation)
         except Exception as error:
             return Delta(ticket=packet.ticket, failure=failure_of(error))
         self._open[packet.ticket] = generation
+        self._priorities[class_of(packet.priority)] += 1
         return None
 
     def _drop(self, ticket: int) -> None:
         self._compiling.pop(ticket, None)
-        generation = self._open.pop(ticket, None)
+        generation = self._forget(ticket)
         if generation is not None:
             self.scheduler.remove(generation)
+
+    def _forget(self, ticket: int) -> Generation | None:
+        generation = self._open.pop(ticket, None)
+        if generation is not None:
+            self._priorities[class_of(generation.packet.priority)] -= 1
+        return generation
 
     def _run(self, rows: list[Row]) -> list[Answers]:
         try:
@@ -156,12 +224,18 @@ class InferenceEngine:
             log.warning("a step of %d rows failed (%r); running its rows alone", len(rows), error)
         return [self._run([row])[0] for row in rows]
 
-    def _commit(self, plan: Plan, i: int, answer: Answers) -> Delta:
-        generation = plan.work[i]
+    def _commit(self, plan: Plan, i: int, answer: Answers, now: float) -> Delta:
+        generation, journal = plan.work[i], plan.work[i].journal
         ticket = generation.packet.ticket
         outcome = self._outcome(generation, plan.rows[i], answer)
         if isinstance(outcome, Exception):
             outcome = Delta(ticket=ticket, failure=failure_of(outcome))
+        else:
+            self.scheduler.advanced(generation, plan.rows[i])
+        begins = journal.first_token is None and bool(outcome.ids)
+        journal.step(now, bool(outcome.ids))
+        if begins or outcome.last:
+            outcome.record = journal.record(generation.packet.priority, now)
         if outcome.last:
             self._drop(ticket)
         return outcome
@@ -189,16 +263,24 @@ class InferenceEngine:
 
     def _count(self, plan: Plan, deltas: list[Delta], seconds: float) -> None:
         was = self._stats
+        rows = sum(row.count for row in plan.rows)
+        if any(row.count > 1 for row in plan.rows):
+            self.scheduler.budget.measured(rows, seconds)
         prompt = sum(max(0, min(r.first + r.count, r.sequence.prompt) - r.first) for r in plan.rows)
         self._stats = msgspec.structs.replace(
             was,
             steps=was.steps + 1,
             step_seconds=was.step_seconds + seconds,
-            rows=sum(row.count for row in plan.rows),
+            rows=rows,
             prompt_tokens=was.prompt_tokens + prompt,
             sampled_tokens=was.sampled_tokens + sum(len(delta.ids) for delta in deltas),
             failures=was.failures + sum(delta.failure is not None for delta in deltas),
         )
+
+
+def class_of(priority: int) -> int:
+    """0 for high, 1 for normal, 2 for low."""
+    return 1 + (priority > NORMAL) - (priority < NORMAL)
 
 
 def failure_of(error: Exception) -> Failure:

@@ -8,14 +8,20 @@ from rebar.errors import EngineError
 from rebar.graph.sequence import Row, Sampled, Sequence
 from rebar.service.grammar import GrammarState
 from rebar.service.interfaces import StreamingText
+from rebar.service.journal import Journal
 from rebar.service.messages import Delta, RequestPacket, TokenScore
 
+PATIENCE_SECONDS = 60.0
+"""A choice comes before those of the next higher priority that arrived so much later: that is how
+it ages. Nothing starves, for nothing that arrives later than this comes before it; a burst of half
+a minute leaves a high request alone. Ranks never change, so nobody is pre-empted back and forth.
+"""
 LOWEST_LOGPROB = -9999.0
 """Stands for minus infinity, which JSON cannot say."""
 
 
 class Generation:
-    """A packet, its sequence and its text. Pure: no clock, no I/O.
+    """A packet, its sequence and its text. Pure: no clock, no I/O. rank: the lower comes first.
 
     What a packet brings as already said is in the sequence and has gone through the text, so that
     everything afterwards is what it would have been; nothing of it is given out again.
@@ -25,13 +31,32 @@ class Generation:
     were sampled. Every sampled id counts, the end id included; the end id has no text and no score.
     """
 
-    __slots__ = ("_grammar", "_held", "_owed", "_scoring", "packet", "sampled", "sequence", "text")
+    __slots__ = (
+        "_asked",
+        "_grammar",
+        "_held",
+        "_owed",
+        "_scoring",
+        "journal",
+        "packet",
+        "rank",
+        "sampled",
+        "sequence",
+        "text",
+    )
 
     def __init__(
-        self, packet: RequestPacket, text: StreamingText, grammar: GrammarState | None = None
+        self,
+        packet: RequestPacket,
+        text: StreamingText,
+        now: float = 0.0,
+        grammar: GrammarState | None = None,
     ) -> None:
-        """grammar: where the packet's grammar stands after what was said."""
+        """now: when it arrived, unless the packet says. grammar: where it stands after `said`."""
         self.packet = packet
+        arrived = now if packet.arrived is None else min(packet.arrived, now)
+        self.journal = Journal(arrived)
+        self.rank = (arrived + PATIENCE_SECONDS * packet.priority, packet.ticket)
         self.text = text
         self.sampled = 0
         capacity = len(packet.prompt) + packet.max_tokens
@@ -47,6 +72,8 @@ class Generation:
         # Scores that were held back with the text when the engine before ended are computed anew.
         owed = self._scoring and packet.scored < len(packet.said)
         self._owed = len(packet.prompt) + packet.scored if owed else self.sequence.total
+        scoring = packet.score_prompt and packet.prompt_scored < len(packet.prompt) - 1
+        self._asked = packet.prompt_scored if scoring else self._owed - 1
 
     @property
     def positions(self) -> int:
@@ -59,11 +86,22 @@ class Generation:
         """Positions to compute before the next id can be sampled."""
         return self.sequence.total - self.sequence.computed
 
+    @property
+    def skippable(self) -> int:
+        """Positions that need not be computed if their keys and values are there: all before the
+        first whose logits are still to be read, and never the last.
+        """
+        return min(self._asked, self.sequence.total - 1)
+
+    def rewind(self) -> None:
+        """Forgets what was computed, not what was answered: it will go on with the same bits."""
+        self.sequence.computed = 0
+
     def row(self, count: int) -> Row:
         """The next `count` positions as a row; logits only where something is read from them."""
         sequence = self.sequence
         first, end = sequence.computed, sequence.computed + count
-        wanted = first if self.packet.score_prompt else min(self._owed, sequence.total) - 1
+        wanted = min(self._asked, sequence.total - 1)
         last = end if self.packet.max_tokens else min(end, sequence.total - 1)
         return Row(sequence, first, count, range(min(max(first, wanted), last), last))
 
@@ -81,8 +119,9 @@ class Generation:
                 self._append(answer, delta)
             elif position + 1 >= self._owed:
                 self._held.append(score_of(answer))
-            elif self.packet.prompt_scored <= position < len(self.packet.prompt) - 1:
+            elif position < len(self.packet.prompt) - 1:
                 delta.prompt_scores.append(score_of(answer))
+        self._asked = max(self._asked, sequence.computed)
         if not self.packet.max_tokens and sequence.computed == sequence.total:
             delta.finish = "length"
         return delta

@@ -26,11 +26,26 @@ class BlockPool(Protocol):
     def free_blocks(self) -> int:
         """Blocks nobody holds."""
 
+    evictions: int
+    """Blocks whose known content was given up for memory, ever."""
+
     def allocate(self, count: int, /) -> list[int]:
         """Takes `count` blocks or none: raises KVCacheFullError."""
 
+    def share(self, digests: Sequence[bytes], /) -> list[int]:
+        """Holds the blocks of as many digests, from the first on, as are known."""
+
+    def publish(self, block: int, digest: bytes, /) -> None:
+        """Says what a held block, now whole, holds."""
+
+    def held_alone(self, blocks: Iterable[int], /) -> int:
+        """How many of `blocks` would become free if one holder gave them back."""
+
     def release(self, blocks: list[int], /) -> None:
         """Gives blocks back."""
+
+    def check_integrity(self, held: Iterable[Sequence[int]], /) -> None:
+        """Asserts that `held` are the blocks of all holders."""
 
 
 class StepRunner(Protocol):

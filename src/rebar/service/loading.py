@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import time
 from dataclasses import dataclass
 from functools import partial
@@ -71,8 +72,10 @@ def load_engine(
     max_running: int = DEFAULT_MAX_RUNNING,
     max_waiting: int = DEFAULT_MAX_WAITING,
     progress: Progress | None = None,
+    *,
+    sharing: bool = True,
 ) -> LoadedEngine:
-    """What computes. Raises as load_model does."""
+    """What computes. sharing: as of Scheduler. Raises as load_model does."""
     tokenizer = _tokenizer(file)
     # Rows that only pad the embedding have no text: they are never sampled.
     runner = load_runner(file, options, vocab_size=tokenizer.vocab_size, progress=progress)
@@ -83,6 +86,8 @@ def load_engine(
         vocab_size=tokenizer.vocab_size,
         max_running=max_running,
         grammars=Grammars(tokenizer),
+        model=identity_of(file, options),
+        sharing=sharing,
     )
     limits = EngineLimits(
         max_context=runner.max_context,
@@ -96,6 +101,17 @@ def load_engine(
 def spec_of(file: ModelFile, options: RunnerOptions) -> EngineSpec:
     """What an engine process is told to load; the file must be a .rebar one, as load_model's."""
     return EngineSpec(str(file.path), options, DEFAULT_MAX_RUNNING, DEFAULT_MAX_WAITING)
+
+
+def identity_of(file: ModelFile, options: RunnerOptions) -> bytes:
+    """A digest of what decides keys and values besides ids: the description, where the weights came
+    from (their digest, if converted), their shapes and types, and how the cache stores.
+    """
+    said = hashlib.sha256(repr((file.config, options.kv)).encode())
+    said.update(repr(sorted(file.provenance.items(), key=lambda item: item[0])).encode())
+    for name, tensor in sorted(file.tensors.items()):
+        said.update(f"{name} {tensor.shape} {tensor.type}".encode())
+    return said.digest()
 
 
 def _tokenizer(file: ModelFile) -> Tokenizer:

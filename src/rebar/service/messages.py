@@ -20,6 +20,16 @@ context.
 """
 
 
+WaitReason = Literal["order", "place", "memory", "budget", "shared", "preempted"]
+"""What a choice waits for. "order": others come before it; "place": as many run as may; "memory":
+KV blocks; "budget": the step has no room for its prompt; "shared": another choice is computing
+the prompt they have in common; "preempted": to be let in again.
+"""
+
+HIGH, NORMAL, LOW = -1, 0, 1
+"""Priorities by name; any integer is one, and the lower comes first (as in vLLM)."""
+
+
 class RequestPacket(msgspec.Struct, frozen=True, array_like=True):
     """One choice of one request: everything that decides its bits, and nothing else of the client.
 
@@ -27,6 +37,10 @@ class RequestPacket(msgspec.Struct, frozen=True, array_like=True):
     answer. end_ids: ids that end the choice and show no text (the model's own and the caller's).
     max_tokens: most ids to sample, 0 to only score the prompt. score_prompt: report log
     probabilities of prompt[1:].
+
+    What decides the order and never the bits: priority; arrived and deadline, in seconds of the
+    monotonic clock, which all processes of a machine share (None: now, none). tenant: whose
+    computed prompts it may share.
 
     An engine that takes over from one that ended is told how far that one came, and goes on as if
     it had said it itself: said, the ids sampled so far; scored, how many of their scores were
@@ -49,6 +63,28 @@ class RequestPacket(msgspec.Struct, frozen=True, array_like=True):
     scored: int = 0
     prompt_scored: int = 0
     grammar: str = ""
+    priority: int = NORMAL
+    arrived: float | None = None
+    deadline: float | None = None
+    tenant: str = ""
+
+
+class ChoiceRecord(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """What happened to a choice. Times are seconds after its arrival, None for what has not been.
+
+    seconds: its age when this was written. preempted: how often it gave up its memory. steps: how
+    many computed a part of it. cached_tokens: tokens of its prompt that had been computed before.
+    waits: seconds by reason.
+    """
+
+    priority: int = NORMAL
+    admitted: float | None = None
+    first_token: float | None = None
+    seconds: float = 0.0
+    preempted: int = 0
+    steps: int = 0
+    cached_tokens: int = 0
+    waits: dict[WaitReason, float] = {}
 
 
 class TokenScore(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -69,8 +105,19 @@ class Failure(msgspec.Struct, frozen=True, array_like=True, gc=False):
     code: str | None = None
 
 
+DEADLINE = "deadline_exceeded"
+"""The code of a choice whose deadline could not be met."""
+
 STOPPING = Failure("The server is stopping. Send the request again.", code="stopping")
 """Not the request's fault and not the engine's."""
+
+
+TIMED_OUT = Failure(
+    "The answer took longer than the server waits for one. Ask for fewer tokens, or start the "
+    "server with a longer --request-timeout.",
+    code="timeout",
+)
+"""The server's limit, not the engine's fault."""
 
 
 class Delta(msgspec.Struct, array_like=True):
@@ -79,7 +126,7 @@ class Delta(msgspec.Struct, array_like=True):
     ids: every id sampled, the end id included (this is what usage counts). text: what may be shown
     now, always whole characters and never the beginning of a stop string. scores: of the tokens
     whose text is shown up to here, when asked for. prompt_scores: of prompt[1:], as they become
-    known.
+    known. record: what happened to the choice, with its first id and at its end.
     """
 
     ticket: int
@@ -89,6 +136,17 @@ class Delta(msgspec.Struct, array_like=True):
     prompt_scores: list[TokenScore] = []
     finish: FinishReason | None = None
     failure: Failure | None = None
+    record: ChoiceRecord | None = None
+
+    def join(self, later: Delta) -> None:
+        """Adds what the same choice said later."""
+        self.text += later.text
+        self.ids += later.ids
+        self.scores += later.scores
+        self.prompt_scores += later.prompt_scores
+        self.finish = later.finish
+        self.failure = later.failure
+        self.record = later.record or self.record
 
     @property
     def last(self) -> bool:
@@ -104,7 +162,12 @@ class Orders(msgspec.Struct, array_like=True):
 
 
 class EngineStats(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """The engine's state after a step. Counters only grow; times are seconds."""
+    """The engine's state after a step. Counters only grow; times are seconds.
+
+    row_limit: positions that a step with a prompt may hold now. open_high, open_normal, open_low:
+    choices by priority. oldest_wait: age of the one that waits longest. cached_tokens: positions
+    that were not computed because they had been before.
+    """
 
     steps: int = 0
     step_seconds: float = 0.0
@@ -118,6 +181,15 @@ class EngineStats(msgspec.Struct, frozen=True, array_like=True, gc=False):
     total_blocks: int = 0
     free_bytes: int = 0
     nodes: int = 0
+    row_limit: int = 0
+    open_high: int = 0
+    open_normal: int = 0
+    open_low: int = 0
+    oldest_wait: float = 0.0
+    cached_tokens: int = 0
+    preemptions: int = 0
+    evictions: int = 0
+    expired: int = 0
 
 
 class StepReport(msgspec.Struct, array_like=True, tag="report"):

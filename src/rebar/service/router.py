@@ -17,11 +17,14 @@ import msgspec
 from rebar.errors import EngineError, OverloadedError
 from rebar.service.engine import InferenceEngine
 from rebar.service.engine_process import EngineProcess
+from rebar.service.measures import ChoiceTimes, Measures
 from rebar.service.messages import (
     STOPPING,
+    TIMED_OUT,
     Delta,
     EngineSpec,
     EngineStats,
+    Failure,
     Orders,
     RequestPacket,
     StepReport,
@@ -39,8 +42,8 @@ STALL_SECONDS = 30.0
 class RequestStream:
     """The deltas of one request's choices, in order, as they come. One task reads it.
 
-    What piled up while the reader was busy comes in one piece. Close it in every case: that is
-    what cancels.
+    What piled up while the reader was busy is joined, one delta a choice: a client that does not
+    read holds its text and a number a token. Close it in every case: that is what cancels.
     """
 
     def __init__(
@@ -50,8 +53,9 @@ class RequestStream:
         self._cancel = cancel
         self._open = {packet.ticket for packet in packets}
         self._index = {packet.ticket: packet.index for packet in packets}
-        self._arrived: list[Delta] = []
+        self._arrived: dict[int, Delta] = {}
         self._wake = asyncio.Event()
+        self.timer: asyncio.TimerHandle | None = None  # its end, when it lasts too long
 
     @property
     def done(self) -> bool:
@@ -66,18 +70,24 @@ class RequestStream:
         """What has come since the last call, at least one delta."""
         await self._wake.wait()
         self._wake.clear()
-        arrived, self._arrived = self._arrived, []
-        return arrived
+        arrived, self._arrived = self._arrived, {}
+        return list(arrived.values())
 
     def put(self, delta: Delta) -> None:
         """Called by the router."""
-        self._arrived.append(delta)
+        before = self._arrived.get(delta.ticket)
+        if before is None:
+            self._arrived[delta.ticket] = delta
+        else:
+            before.join(delta)
         if delta.last:
             self._open.discard(delta.ticket)
         self._wake.set()
 
     def close(self) -> None:
         """Gives up what is not finished. Harmless when all is."""
+        if self.timer is not None:
+            self.timer.cancel()
         tickets, self._open = list(self._open), set()
         if tickets:
             self._cancel(tickets)
@@ -114,13 +124,17 @@ class ModelService:
         stats: EngineStats | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """hire: makes the worker, given where it reports."""
+        """hire: makes the worker, given where it reports. No answer may last longer than
+        `request_seconds`, which may be set before the service starts."""
         self.model = model
         self.validator = Validator(model)
         self.stats = stats or EngineStats()
         self.worker = hire(self._report)
+        self.request_seconds: float | None = None
         self._clock = clock
+        self.measures = Measures()
         self._streams: dict[int, RequestStream] = {}
+        self._times: dict[int, ChoiceTimes] = {}
         self._tickets = itertools.count(1)
         self._last_report = clock()
         self._mean_seconds = 1.0
@@ -130,6 +144,12 @@ class ModelService:
     def open(self) -> int:
         """Choices accepted and not ended."""
         return len(self._streams)
+
+    @property
+    def queue_age(self) -> float:
+        """Seconds since the oldest of those requests arrived that no token was sampled for."""
+        unanswered = [t.arrived for t in self._times.values() if t.first is None]
+        return self._clock() - min(unanswered) if unanswered else 0.0
 
     @property
     def silent_seconds(self) -> float:
@@ -157,20 +177,33 @@ class ModelService:
         self._last_report = self._clock()
         self.worker.start()
 
-    def submit(self, packets: list[RequestPacket]) -> RequestStream:
-        """Sends a request's choices, all or none, to the engine. OverloadedError when full."""
+    def submit(self, packets: list[RequestPacket], arrived: float | None = None) -> RequestStream:
+        """Sends a request's choices, all or none, to the engine. OverloadedError when full.
+
+        arrived: when its first byte was read, by this service's clock; times count from there.
+        """
         self._refuse_overload(len(packets))
         packets = [msgspec.structs.replace(p, ticket=next(self._tickets)) for p in packets]
-        stream = RequestStream(self._cancel, packets, self._clock())
+        started = self._clock() if arrived is None else arrived
+        stream = RequestStream(self._cancel, packets, started)
         if not self.worker.give(Orders(submit=packets)):
             raise EngineError("The engine is not running. Try again when /health says ok.")
-        self._streams.update((packet.ticket, stream) for packet in packets)
+        for packet in packets:
+            self._streams[packet.ticket] = stream
+            self._times[packet.ticket] = ChoiceTimes(started)
+            self.measures.prompt_tokens.observe(len(packet.prompt))
+        self.measures.accepted += len(packets)
+        if self.request_seconds is not None and self._loop is not None:
+            stream.timer = self._loop.call_later(
+                self.request_seconds, self._fail, [p.ticket for p in packets], TIMED_OUT
+            )
         return stream
 
     def _refuse_overload(self, more: int) -> None:
         limit = self.model.limits.max_open
         if self.open + more <= limit:
             return
+        self.measures.refused["queue_full"] += more
         seconds = min(max(math.ceil(self._mean_seconds), 1), MAX_RETRY_AFTER)
         raise OverloadedError(
             f"{self.open} choices are open and {limit} is the limit. Try again in {seconds} s.",
@@ -179,14 +212,19 @@ class ModelService:
 
     def _cancel(self, tickets: list[int]) -> None:
         for ticket in tickets:
-            self._streams.pop(ticket, None)
+            if self._streams.pop(ticket, None) is not None:
+                self.measures.aborted["client_left"] += 1
+            self._times.pop(ticket, None)
         self.worker.give(Orders(cancel=tickets))
 
     def abandon(self) -> None:
         """Ends every open choice with an error: the server stops and will not wait longer."""
-        tickets = list(self._streams)
+        self._fail(list(self._streams), STOPPING)
+
+    def _fail(self, tickets: list[int], failure: Failure) -> None:
+        tickets = [ticket for ticket in tickets if ticket in self._streams]
         for ticket in tickets:
-            self._streams[ticket].put(Delta(ticket=ticket, failure=STOPPING))
+            self._book(Delta(ticket=ticket, failure=failure))
         self._cancel(tickets)
 
     def _report(self, report: StepReport) -> None:
@@ -203,13 +241,18 @@ class ModelService:
         self.stats = report.stats
         self._last_report = self._clock()
         for delta in report.deltas:
-            stream = self._streams.get(delta.ticket)
-            if stream is None:
-                continue
-            if delta.last:
-                del self._streams[delta.ticket]
-                self._mean_seconds += (self._last_report - stream.started - self._mean_seconds) / 8
-            stream.put(delta)
+            self._book(delta)
+
+    def _book(self, delta: Delta) -> None:
+        stream = self._streams.get(delta.ticket)
+        if stream is None:
+            return
+        now = self._clock()
+        self.measures.take(self._times[delta.ticket], delta, now)
+        if delta.last:
+            del self._streams[delta.ticket], self._times[delta.ticket]
+            self._mean_seconds += (now - stream.started - self._mean_seconds) / 8
+        stream.put(delta)
 
 
 class ServiceRouter:

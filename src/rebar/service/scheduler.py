@@ -1,18 +1,33 @@
-"""Which slices of which choices make up the next step. Pure: no I/O, no clock.
+"""Which slices of which choices make up the next step. Pure: no I/O, no clock; it is told the time.
 
 There is no prefill and no decode phase: a sequence is `computed` chasing `total`, and a row covers
-its next positions. Admission is first come, first served.
+its next positions. In every step each choice that is one position behind gets its row; what the row
+budget leaves goes to those further behind, by rank, and a quarter of it to the shortest of them, so
+that a question does not wait for a book.
 
-KV blocks are handed out as sequences grow, and only while everybody admitted can still finish
-(Dijkstra's banker's algorithm, EWD 623, for one kind of resource): a choice that might need its
-whole context does not keep the others out, and no choice ever has to give blocks back. A choice
-that cannot be given a block pauses; while one pauses, nobody is admitted, so it is not overtaken
-for ever.
+Rank is arrival shifted by priority (generation.py) and never changes: what runs is what comes first
+by rank, as far as places and memory go. Three rules keep it so, and nobody waits for ever:
+
+- Memory for a position is taken from whoever comes last when none is free. That choice is
+  pre-empted: its blocks go back, it is computed anew later, with the same bits. Whoever comes first
+  can so always have all blocks, and each choice fits alone (`add` checks), so the first ends, then
+  the next. This replaces the banker's rule, which paused choices instead: blocks that are shared
+  have no single owner whose end frees them, and a request of high priority could not be given what
+  a low one held.
+- A new choice is let in when its ids so far have memory and every running choice one block besides
+  (they need at most one each in 16 steps): without that margin a full cache would let choices in
+  only to pre-empt them. Nobody behind is let in before it.
+- Where there is no place or memory for it, running choices of lower priority that also come later
+  make room.
+
+What others have computed is not computed again: whole blocks are known by digest (prefix.py), and
+whoever arrives at the beginning of a known block takes it, also in the middle of its prompt. A
+choice whose next block another one is about to compute waits for it.
 """
 
 from __future__ import annotations
 
-from collections import deque
+from bisect import bisect_left, insort
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -20,30 +35,59 @@ from rebar.errors import ContextLengthError
 from rebar.graph.sequence import Row
 from rebar.service.generation import Generation
 from rebar.service.interfaces import BlockPool
+from rebar.service.messages import WaitReason
+from rebar.service.prefix import PrefixChain, root_of
+from rebar.service.row_budget import RowBudget
+
+QUICK_SHARE = 4
+"""The shortest prompt gets one of so many parts of the room when a longer one comes first."""
+
+
+def rank_of(generation: Generation) -> tuple[float, int]:
+    """The lower comes first."""
+    return generation.rank
 
 
 @dataclass(slots=True)
 class Plan:
-    """One step: rows[i] is the slice of work[i]."""
+    """One step: rows[i] is the slice of work[i]. expired: choices whose deadline cannot be met;
+    they are no longer held.
+    """
 
     work: list[Generation] = field(default_factory=list)
     rows: list[Row] = field(default_factory=list)
+    expired: list[Generation] = field(default_factory=list)
 
 
 class Scheduler:
     """Continuous batching over rows.
 
     pool: KV blocks. max_rows: positions computed in one step. max_running: choices admitted at a
-    time (at most max_rows, so that each can advance in every step).
+    time (at most max_rows, so that each can advance in every step). model: a digest of what decides
+    keys and values besides ids. sharing False: nothing that was computed is used twice.
+    `running` and `waiting` are in order of rank.
     """
 
-    def __init__(self, pool: BlockPool, *, max_rows: int, max_running: int) -> None:
+    def __init__(
+        self,
+        pool: BlockPool,
+        *,
+        max_rows: int,
+        max_running: int,
+        model: bytes = b"",
+        sharing: bool = True,
+    ) -> None:
         self.pool = pool
         self.max_rows = max_rows
         self.max_running = min(max_running, max_rows)
-        self.waiting: deque[Generation] = deque()
+        self.waiting: list[Generation] = []
         self.running: list[Generation] = []
-        self._paused = False
+        self.budget = RowBudget(max_rows)
+        self.preemptions = self.cached_tokens = 0
+        self._model = model
+        self._sharing = sharing
+        self._chains: dict[Generation, PrefixChain] = {}
+        self._timed: dict[Generation, float] = {}
 
     def blocks_for(self, positions: int) -> int:
         """Blocks that hold `positions`."""
@@ -58,87 +102,202 @@ class Scheduler:
                 "Shorten the prompt or lower max_tokens.",
                 code="context_length_exceeded",
             )
-        self.waiting.append(generation)
+        packet = generation.packet
+        root = root_of(self._model, packet.tenant)
+        self._chains[generation] = PrefixChain(generation.sequence, root, self.pool.block_size)
+        if packet.deadline is not None:
+            self._timed[generation] = packet.deadline
+        insort(self.waiting, generation, key=rank_of)
 
-    def schedule(self) -> Plan:
-        """Admits, then gives every running choice one position and the rest in order of arrival."""
-        if not self._paused:
-            self._admit()
-        plan, self._paused = Plan(), False
-        spare = self.max_rows - len(self.running)
+    def schedule(self, now: float = 0.0) -> Plan:
+        """The next step. `now` is of the clock that arrivals and deadlines are of."""
+        plan = Plan(expired=[g for g, end in self._timed.items() if self._late(g, end, now)])
+        for generation in plan.expired:
+            self.remove(generation)
+        self._grow(now)
+        self._admit(now)
+        counts = self._counts(now)
         for generation in self.running:
-            count = self._covered(generation, 1 + min(generation.remaining - 1, spare))
+            count = counts.get(generation, 0)
             if count:
-                spare -= count - 1
+                generation.journal.waits_for(None, now)
                 plan.work.append(generation)
                 plan.rows.append(generation.row(count))
-            else:
-                self._paused = True
         return plan
+
+    def advanced(self, generation: Generation, row: Row) -> None:
+        """A row of it was computed: blocks that have become whole may be shared."""
+        if not self._sharing:
+            return
+        size = self.pool.block_size
+        first, end = row.first // size, (row.first + row.count) // size
+        digests = self._chains[generation].digests(first, end)
+        for block, digest in zip(generation.sequence.blocks[first:end], digests, strict=True):
+            self.pool.publish(block, digest)
+
+    def preempt(self, generation: Generation, now: float = 0.0) -> None:
+        """Takes place and memory from a running choice; it waits by its rank to go on."""
+        self._take_out(self.running, generation)
+        self._give_back(generation)
+        generation.rewind()
+        generation.journal.preempt(now)
+        self.preemptions += 1
+        insort(self.waiting, generation, key=rank_of)
 
     def remove(self, generation: Generation) -> None:
         """Takes a choice out and gives its blocks back. Harmless when it is not here."""
-        if generation in self.running:
-            self.running.remove(generation)
-            blocks, generation.sequence.blocks = generation.sequence.blocks, []
-            self.pool.release(blocks)
-        elif generation in self.waiting:
-            self.waiting.remove(generation)
+        if self._chains.pop(generation, None) is None:
+            return
+        self._timed.pop(generation, None)
+        if not self._take_out(self.waiting, generation):
+            self._take_out(self.running, generation)
+        self._give_back(generation)
 
     def __iter__(self) -> Iterator[Generation]:
         """Every choice held, running ones first."""
         yield from self.running
         yield from self.waiting
 
-    def _admit(self) -> None:
-        """Lets in who comes next, while there is memory for the whole prompt."""
-        while self.waiting and len(self.running) < self.max_running:
-            generation = self.waiting[0]
-            self.running.append(generation)
-            if not self._grant(generation, self.blocks_for(generation.sequence.total)):
-                self.running.pop()
-                return
-            self.waiting.popleft()
+    def _take_out(self, held: list[Generation], generation: Generation) -> bool:
+        at = bisect_left(held, generation.rank, key=rank_of)
+        here = at < len(held) and held[at] is generation
+        if here:
+            del held[at]
+        return here
 
-    def _covered(self, generation: Generation, count: int) -> int:
-        """How many of the next `count` positions have blocks, after taking what may be taken."""
+    def _give_back(self, generation: Generation) -> None:
+        blocks, generation.sequence.blocks = generation.sequence.blocks, []
+        self.pool.release(blocks)
+
+    def _late(self, generation: Generation, deadline: float, now: float) -> bool:
+        """Whether the deadline has passed, or would have when the first id could be there."""
+        ahead = 0.0
+        if generation.journal.admitted is None:
+            ahead = generation.remaining * (self.budget.row_seconds or 0.0)
+        return now + ahead >= deadline
+
+    def _grow(self, now: float) -> None:
+        """Memory for the next position of all that run, from whoever comes last if need be."""
+        for generation in list(self.running):
+            sequence = generation.sequence
+            while generation.sequence.blocks and self._full(generation):
+                if self.pool.free_blocks:
+                    sequence.blocks += self.pool.allocate(1)
+                else:
+                    self.preempt(self.running[-1], now)
+
+    def _full(self, generation: Generation) -> bool:
         sequence = generation.sequence
-        missing = self.blocks_for(sequence.computed + count) - len(sequence.blocks)
-        if missing <= 0 or self._grant(generation, missing):
-            return count
-        return min(count, len(sequence.blocks) * self.pool.block_size - sequence.computed)
+        return sequence.computed == len(sequence.blocks) * self.pool.block_size
 
-    def _grant(self, generation: Generation, blocks: int) -> bool:
-        """Hands out `blocks` if all that run can finish afterwards."""
-        if blocks > self.pool.free_blocks or not self._safe(generation, blocks):
-            return False
-        generation.sequence.blocks += self.pool.allocate(blocks)
-        return True
+    def _admit(self, now: float) -> None:
+        """Lets in who comes next, while there is a place and memory for all its ids."""
+        while self.waiting:
+            generation = self.waiting[0]
+            reason = self._obstacle(generation, now)
+            if reason is not None:
+                generation.journal.waits_for(reason, now)
+                return
+            self.waiting.pop(0)
+            generation.journal.admit(now)
+            insort(self.running, generation, key=rank_of)
 
-    def _safe(self, generation: Generation | None = None, blocks: int = 0) -> bool:
-        """Whether all can finish one after another, had `generation` that many blocks more.
+    def _obstacle(self, generation: Generation, now: float) -> WaitReason | None:
+        """What keeps it out; None when it has been given its memory."""
+        priority, rank = generation.packet.priority, generation.rank
+        victims = [g for g in self.running if g.packet.priority > priority and g.rank > rank]
+        if len(self.running) - len(victims) >= self.max_running:
+            return "place"
+        shared = self._known(generation)
+        missing = self.blocks_for(generation.sequence.total) - len(shared)
+        reach = sum(self.pool.held_alone(g.sequence.blocks) for g in victims)
+        others = len(self.running) - len(victims)
+        if missing + others > self.pool.free_blocks + reach:
+            self.pool.release(shared)
+            return "memory"
+        while (
+            len(self.running) >= self.max_running
+            or missing + len(self.running) > self.pool.free_blocks
+        ):
+            self.preempt(victims.pop(), now)
+        generation.sequence.blocks = shared + self.pool.allocate(missing)
+        self._skip(generation, len(shared))
+        return None
 
-        The one that misses least goes first and leaves what it held to the others.
-        """
-        free = self.pool.free_blocks - blocks
-        claims = []
-        for other in self.running:
-            held = len(other.sequence.blocks) + (blocks if other is generation else 0)
-            claims.append((self.blocks_for(other.positions) - held, held))
-        for missing, held in sorted(claims):
-            if missing > free:
-                return False
-            free += held
-        return True
+    def _known(self, generation: Generation) -> list[int]:
+        """Takes the blocks that are known from where it stands; it must stand at a block's edge."""
+        size, sequence = self.pool.block_size, generation.sequence
+        if not self._sharing:
+            return []
+        first, end = sequence.computed // size, generation.skippable // size
+        return self.pool.share(self._chains[generation].digests(first, end))
+
+    def _skip(self, generation: Generation, blocks: int) -> None:
+        positions, sequence = blocks * self.pool.block_size, generation.sequence
+        generation.journal.skip(max(0, min(positions, sequence.prompt - sequence.computed)))
+        sequence.computed += positions
+        self.cached_tokens += positions
+
+    def _counts(self, now: float) -> dict[Generation, int]:
+        """Positions of each running choice in the next step."""
+        counts = dict.fromkeys((g for g in self.running if g.remaining == 1), 1)
+        decoding = len(counts)
+        behind = self._behind(now)
+        for generation in behind:
+            counts.setdefault(generation, 0)
+        left = self.budget.prompt_rows(decoding) if behind else 0
+        quick = min(behind[1:], key=lambda g: g.remaining, default=None)
+        if quick is not None and quick.packet.priority <= behind[0].packet.priority:
+            counts[quick] = min(quick.remaining, left // QUICK_SHARE)
+            left -= counts[quick]
+        for generation in behind:
+            count = min(generation.remaining - counts[generation], left)
+            counts[generation] += count
+            left -= count
+            if not counts[generation]:
+                generation.journal.waits_for("budget", now)
+        return counts
+
+    def _behind(self, now: float) -> list[Generation]:
+        """Choices more than one position behind that have something to compute themselves."""
+        size = self.pool.block_size
+        claimed: set[bytes] = set()
+        behind: list[Generation] = []
+        for generation in self.running:
+            sequence = generation.sequence
+            if generation.remaining == 1:
+                continue
+            if sequence.computed % size == 0:
+                self._swap(generation, self._known(generation))
+            block = sequence.computed // size
+            if self._sharing and (block + 1) * size <= sequence.total:
+                (digest,) = self._chains[generation].digests(block, block + 1)
+                if digest in claimed and (block + 1) * size <= generation.skippable:
+                    generation.journal.waits_for("shared", now)
+                    continue
+                claimed.add(digest)
+            behind.append(generation)
+        return behind
+
+    def _swap(self, generation: Generation, known: list[int]) -> None:
+        """Puts known blocks where it stands, for its own empty ones."""
+        if not known:
+            return
+        blocks = generation.sequence.blocks
+        first = generation.sequence.computed // self.pool.block_size
+        own = blocks[first : first + len(known)]
+        blocks[first : first + len(known)] = known
+        self.pool.release(own)
+        self._skip(generation, len(known))
 
     def check_integrity(self) -> None:
-        """Asserts that every block has one owner, and that all that run can finish."""
-        held = [block for g in self.running for block in g.sequence.blocks]
-        assert len(held) == len(set(held)), "a block has two owners"
-        assert len(held) + self.pool.free_blocks == self.pool.total_blocks, "a block is lost"
+        """Asserts that every block has the holders that hold it, and that ranks and limits hold."""
+        self.pool.check_integrity([g.sequence.blocks for g in self.running])
         assert all(not g.sequence.blocks for g in self.waiting), "a waiting choice holds blocks"
         assert len(self.running) <= self.max_running, "more run than may"
-        assert self._safe(), "not all that run can finish"
+        assert set(self) == set(self._chains), "a choice is lost"
+        for held in (self.running, self.waiting):
+            assert held == sorted(held, key=rank_of), "out of order"
         for g in self.running:
             count = len(g.sequence.blocks)
             assert count <= self.blocks_for(g.positions), "more blocks than it will ever need"

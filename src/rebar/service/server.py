@@ -1,13 +1,12 @@
 """Running the HTTP server: the port first, then the model, then requests until a signal.
 
-One SIGTERM or SIGINT: no new connections, open requests finish, those that last longer than the
-grace end with an error, exit code 0. A second signal ends the process at once. An engine process
+One SIGTERM or SIGINT: new requests get a 503, open ones finish, those that last longer than the
+limit end with an error, exit code 0. A second signal ends the process at once. An engine process
 leaves when its connection to this one ends, however that comes about.
 """
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import logging
 import os
@@ -20,12 +19,16 @@ import uvicorn
 
 from rebar.errors import InputError
 from rebar.service.http.app import create_app
+from rebar.service.http.connection import ServerConfig
+from rebar.service.http.lifecycle import Lifecycle, TimeLimits
 from rebar.service.router import ModelService, ServiceRouter
 
 log = logging.getLogger("rebar.service")
 
-DEFAULT_GRACE_SECONDS = 10.0
 BACKLOG = 2048
+MAX_UNSENT_BYTES = 64 * 1024
+"""What the kernel holds of a connection and has not sent; else it takes up to 4 MB of a stream that
+nobody reads, and we learn of it only then. Accepted sockets inherit it."""
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -37,7 +40,7 @@ def bind(host: str, port: int) -> socket.socket:
         raise InputError(f"Port {port} does not exist; ports are 0 to 65535.", param="port")
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        return socket.create_server(address[:2], family=family, backlog=BACKLOG)
+        sock = socket.create_server(address[:2], family=family, backlog=BACKLOG)
     except (OSError, UnicodeError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise InputError(
@@ -45,6 +48,8 @@ def bind(host: str, port: int) -> socket.socket:
             "choose another with --port (0 takes a free one).",
             param="port",
         ) from error
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, MAX_UNSENT_BYTES)
+    return sock
 
 
 def serve(
@@ -52,7 +57,7 @@ def serve(
     *,
     host: str = "127.0.0.1",
     port: int = 8000,
-    grace_seconds: float = DEFAULT_GRACE_SECONDS,
+    limits: TimeLimits | None = None,
     on_ready: Callable[[str], None] | None = None,
 ) -> None:
     """Serves until a signal. `load` is called once the port is ours; `on_ready` gets the address.
@@ -62,7 +67,7 @@ def serve(
     sock = bind(host, port)
     with contextlib.closing(sock):
         router = ServiceRouter([load()])
-        server = GracefulServer(router, grace_seconds, on_ready)
+        server = GracefulServer(router, Lifecycle(limits), on_ready)
         server.run(sockets=[sock])
 
 
@@ -72,22 +77,15 @@ class GracefulServer(uvicorn.Server):
     def __init__(
         self,
         router: ServiceRouter,
-        grace_seconds: float = DEFAULT_GRACE_SECONDS,
+        lifecycle: Lifecycle | None = None,
         on_ready: Callable[[str], None] | None = None,
     ) -> None:
-        config = uvicorn.Config(
-            create_app(router),
-            loop="uvloop",
-            http="httptools",
-            ws="none",
-            log_config=None,
-            access_log=False,
-            timeout_keep_alive=75,
-            timeout_graceful_shutdown=max(1, round(grace_seconds) + 2),
-        )
-        super().__init__(config)
+        self._lifecycle = lifecycle or Lifecycle()
+        for service in router.services:
+            service.request_seconds = self._lifecycle.limits.request
+        app = create_app(router, self._lifecycle)
+        super().__init__(ServerConfig(app, self._lifecycle.limits))
         self._router = router
-        self._grace = grace_seconds
         self._on_ready = on_ready
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -97,13 +95,14 @@ class GracefulServer(uvicorn.Server):
             host, port = sockets[0].getsockname()[:2]
             self._on_ready(f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}")
 
+    async def on_tick(self, counter: int) -> bool:
+        """Ten times a second: whether it is time to end."""
+        return await super().on_tick(counter) or self._lifecycle.drained
+
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Lets open requests finish, for as long as the grace."""
-        timer = asyncio.get_running_loop().call_later(self._grace, self._router.abandon)
-        try:
-            await super().shutdown(sockets=sockets)
-        finally:
-            timer.cancel()
+        """Ends what is still open with an error, tells the clients, then ends the workers."""
+        self._router.abandon()
+        await super().shutdown(sockets=sockets)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -118,8 +117,14 @@ class GracefulServer(uvicorn.Server):
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """First signal: drain. Second: end at once, with the shell's exit code for that signal."""
-        if self.should_exit:
+        if self._lifecycle.draining:
             log.warning("second signal: ending now, open requests are lost")
             os._exit(128 + sig)
-        log.info("signal %d: finishing open requests, at most %.0f s", sig, self._grace)
-        self.should_exit = True
+        limit = self._lifecycle.limits.drain
+        log.info(
+            "signal %d: finishing %d open requests, at most %.0f s; new ones get a 503",
+            sig,
+            self._lifecycle.open,
+            limit,
+        )
+        self._lifecycle.drain()

@@ -44,10 +44,21 @@ the start of the next this keeps the gap of a stream under four seconds."""
 TURN_SECONDS = 60.0
 """No turn takes so long: 512 rows of a model of 70 billion weights on one core do not."""
 WATCH_SECONDS = 0.25
-MAX_STRIKES = 2
-"""A choice that was alone in doubt at so many deaths is taken for their cause."""
+MAX_STRIKES = 3
+"""A choice that was alone in doubt at so many deaths, with nothing said in between, is taken for
+their cause. Two were too few: kills from outside, three a second, hit the same choice twice."""
 MAX_PAUSE_SECONDS = 30.0
-COUNTERS = ("steps", "step_seconds", "prompt_tokens", "sampled_tokens", "failures")
+COUNTERS = (
+    "steps",
+    "step_seconds",
+    "prompt_tokens",
+    "sampled_tokens",
+    "failures",
+    "cached_tokens",
+    "preemptions",
+    "evictions",
+    "expired",
+)
 
 
 @dataclass(slots=True)
@@ -80,8 +91,8 @@ class EngineSupervisor:
     """Stands where an EngineWorker stands: takes Orders, reports steps. first: its first process.
 
     An engine that ends before it has said anything may have been ended by a choice. The next one
-    gets the choices one by one, each when the one before has brought something; the one that was
-    in doubt at two deaths fails, the others go on.
+    gets the choices one by one, each when the one before has brought something, those that were
+    in doubt at a death after all others; one that was at MAX_STRIKES of them fails.
     """
 
     def __init__(
@@ -189,6 +200,7 @@ class EngineSupervisor:
                     del self._open[delta.ticket]
                 if delta.ticket == self._doubt:
                     self._doubt = None
+                    told.strikes = 0
                     self._prove()
             self._stats = message.stats
             message.stats = self._total(message.stats)
@@ -237,14 +249,17 @@ class EngineSupervisor:
         log.warning("the engine ended with %d choices open: starting the next", len(self._open))
         suspect, self._doubt = self._doubt, None
         trusted = self._progress and suspect is None
-        self._doubted = deque() if trusted else deque(self._open)
         told = self._open.get(suspect) if suspect is not None else None
-        if told is None or suspect is None:
-            return
-        told.strikes += 1
-        if told.strikes >= MAX_STRIKES:
+        if told is not None:
+            told.strikes += 1
+        by_strikes = sorted(self._open, key=lambda ticket: self._open[ticket].strikes)
+        self._doubted = deque() if trusted else deque(by_strikes)
+        if told is not None and suspect is not None and told.strikes >= MAX_STRIKES:
             del self._open[suspect]
-            text = "The engine ended twice while it computed this. Do not send it again as it is."
+            text = (
+                f"The engine ended {MAX_STRIKES} times while it computed this. Do not send it "
+                "again as it is."
+            )
             delta = Delta(ticket=suspect, failure=Failure(text, code="engine_ended"))
             self._report(StepReport(stats=self._total(self._stats), deltas=[delta]))
 

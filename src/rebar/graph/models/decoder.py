@@ -45,14 +45,19 @@ class DecoderWeights:
 
 @dataclass(frozen=True, slots=True)
 class Decoder:
-    """The graph and the tensors its user has to bind or read."""
+    """The graph and the tensors its user has to bind or read.
+
+    From node `head_begin` on only rows whose logits are needed are computed; what those nodes read
+    stays in place, so that they can run again for other rows of the same step. hidden: of these
+    rows, before the final norm.
+    """
 
     graph: Graph
     hidden: Tensor
     logits: Tensor
     caches: tuple[Tensor, ...]
     ropes: dict[RopeConfig, Tensor]
-    head_begin: str  # name of the first node after `hidden`
+    head_begin: str
 
 
 def build_decoder(
@@ -70,28 +75,22 @@ def build_decoder(
     x = g.embed(w.embed, c.embedding_scale)
     for weights, cache in zip(w.layers, caches, strict=True):
         g.scope = f"layers.{weights.index}."
-        x = layer(g, c, weights, x, cache, ropes[c.rope_of(weights.index)], max_positions)
+        a = attention(g, c, weights, x, cache, ropes[c.rope_of(weights.index)], max_positions)
+        if weights is w.layers[-1]:
+            # Nobody reads what the last layer makes of the other rows: a prompt needs one.
+            kept, a, x = (a, x), g.select("selected", a), g.select("selected_residual", x)
+            head_begin = a.name
+        x = rest_of_layer(g, c, weights, x, a)
     g.scope = ""
-    selected = g.select(x)
-    logits = g.linear(
-        "logits", g.rms_norm("final_norm", selected, w.final_norm, c.norm_eps), w.head
-    )
+    logits = g.linear("logits", g.rms_norm("final_norm", x, w.final_norm, c.norm_eps), w.head)
     if c.logit_softcap:
         logits = g.softcap(logits, c.logit_softcap)
-    return Decoder(g.graph(logits, x), x, logits, caches, ropes, selected.name)
+    return Decoder(g.graph(logits, x, *kept), x, logits, caches, ropes, head_begin)
 
 
-def layer(
-    g: Builder,
-    c: DecoderConfig,
-    w: LayerWeights,
-    x: Tensor,
-    cache: Tensor,
-    rope: Tensor,
-    max_positions: int,
-) -> Tensor:
-    """One layer: attention and a gated MLP, each around the residual stream."""
-    a = g.linear("attention_out", attention(g, c, w, x, cache, rope, max_positions), w.out)
+def rest_of_layer(g: Builder, c: DecoderConfig, w: LayerWeights, x: Tensor, a: Tensor) -> Tensor:
+    """What follows attention: its output and a gated MLP, each added to the residual stream x."""
+    a = g.linear("attention_out", a, w.out)
     if w.post_attention_norm is not None:
         a = g.rms_norm("post_attention_norm", a, w.post_attention_norm, c.norm_eps)
     x = g.add("after_attention", x, a)

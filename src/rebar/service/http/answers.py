@@ -19,12 +19,19 @@ from rebar.service.messages import FinishReason
 from rebar.service.router import RequestStream
 
 
+class PromptDetails(msgspec.Struct):
+    """cached_tokens: of the prompts, those that had been computed for another request before."""
+
+    cached_tokens: int
+
+
 class Usage(msgspec.Struct):
     """Tokens of a request. Each prompt counts once, however many choices; end tokens count."""
 
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
+    prompt_tokens_details: PromptDetails
 
 
 class AssistantMessage(msgspec.Struct):
@@ -87,7 +94,8 @@ class Heading:
 def usage_of(choices: Choices) -> Usage:
     """The bill of a request."""
     prompt, completion = choices.job.prompt_tokens, choices.completion_tokens
-    return Usage(prompt, completion, prompt + completion)
+    details = PromptDetails(choices.cached_tokens)
+    return Usage(prompt, completion, prompt + completion, details)
 
 
 async def collect(choices: Choices, stream: RequestStream, first: dict[int, Piece]) -> list[Piece]:

@@ -12,6 +12,9 @@ from starlette.exceptions import HTTPException
 from rebar.errors import RebarError
 from rebar.service.body import MAX_DEPTH
 from rebar.service.http.errors import HttpError, error_response
+from rebar.service.http.health import HealthRoutes
+from rebar.service.http.lifecycle import Lifecycle
+from rebar.service.http.loop_guard import LoopGuard
 from rebar.service.http.metrics import ServiceMetrics
 from rebar.service.http.middleware import RequestMiddleware
 from rebar.service.http.openapi import component_schemas
@@ -57,15 +60,19 @@ class RebarApp(FastAPI):
         return self.openapi_schema
 
 
-def create_app(router: ServiceRouter) -> FastAPI:
+def create_app(router: ServiceRouter, lifecycle: Lifecycle | None = None) -> FastAPI:
     """The application over `router`, whose workers it starts and stops with its own life."""
-    metrics = ServiceMetrics(router)
+    lifecycle = lifecycle or Lifecycle()
+    guard = LoopGuard(lifecycle.limits.block)
+    metrics = ServiceMetrics(router, guard)
     routes = Routes(router, metrics)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         router.start()
+        guard.start()
         yield
+        guard.stop()
         await router.stop()
         routes.close()
 
@@ -77,9 +84,10 @@ def create_app(router: ServiceRouter) -> FastAPI:
         redirect_slashes=False,
     )
     app.include_router(api_router(routes))
+    app.include_router(HealthRoutes(router, lifecycle).api())
     app.add_exception_handler(RebarError, _answer_error)
     app.add_exception_handler(HTTPException, _answer_http_exception)
-    app.add_middleware(RequestMiddleware, metrics=metrics)
+    app.add_middleware(RequestMiddleware, metrics=metrics, lifecycle=lifecycle)
     return app
 
 

@@ -43,8 +43,17 @@ class Choices:
         self.job = job
         self.completion_tokens = 0
         self.failure: str | None = None
+        self._cached: dict[int, int] = {}
         self._begun = [False] * len(job.packets)
         self._prompt_scores: list[list[TokenScore]] = [[] for _ in job.packets]
+
+    @property
+    def cached_tokens(self) -> int:
+        """Prompt tokens that had been computed before, each prompt counted once: by its first
+        choice, for the others find what that one computed.
+        """
+        n = self.job.n
+        return sum(cached for index, cached in self._cached.items() if index % n == 0)
 
     async def next(self, stream: RequestStream) -> dict[int, Piece]:
         """What has come, one piece per choice. Raises the error of a choice that failed."""
@@ -62,6 +71,9 @@ class Choices:
 
     def _piece(self, index: int, delta: Delta) -> Piece:
         self.completion_tokens += len(delta.ids)
+        if delta.record is not None:
+            # The first one counts: an engine that takes over finds other things computed.
+            self._cached.setdefault(index, delta.record.cached_tokens)
         piece = Piece(
             delta.text, [ScoredToken(s.id, s.logprob, s.top) for s in delta.scores], delta.finish
         )

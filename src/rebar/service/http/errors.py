@@ -32,6 +32,20 @@ class HttpError(RebarError):
 class StoppingError(EngineError):
     """The server stops before the answer is complete."""
 
+    retry_after = 1
+
+
+class DrainingError(StoppingError):
+    """The server takes no new requests. retry_after: seconds."""
+
+    def __init__(self, retry_after: int) -> None:
+        super().__init__("The server is stopping. Send the request to another, or again later.")
+        self.retry_after = retry_after
+
+
+class TimeLimitError(EngineError):
+    """The answer took longer than the server waits for one."""
+
 
 class ErrorObject(msgspec.Struct):
     """What went wrong."""
@@ -64,6 +78,8 @@ def describe(error: Exception) -> tuple[int, ErrorObject]:
             return error.status, ErrorObject(str(error), "invalid_request_error", code=error.code)
         case StoppingError():
             return 503, ErrorObject(str(error), "server_error", code="stopping")
+        case TimeLimitError():
+            return 504, ErrorObject(str(error), "server_error", code="timeout")
         case RebarError():
             return 500, ErrorObject(str(error), "server_error", code="engine_error")
         case _:
@@ -75,7 +91,7 @@ def error_response(error: Exception) -> Response:
     """The whole answer for an error."""
     status, body = describe(error)
     headers: dict[str, str] = {}
-    if isinstance(error, OverloadedError):
+    if isinstance(error, OverloadedError | StoppingError):
         headers["Retry-After"] = str(error.retry_after)
     if isinstance(error, HttpError):
         headers.update(error.headers)
@@ -89,4 +105,6 @@ def error_of(failure: Failure) -> RebarError:
         return InputError(failure.message, code=failure.code)
     if failure.code == "stopping":
         return StoppingError(failure.message)
+    if failure.code == "timeout":
+        return TimeLimitError(failure.message)
     return EngineError(failure.message)

@@ -1,15 +1,15 @@
 """What /metrics says. Numbers are kept as plain integers and become samples only when somebody
 asks.
 
-Labels come from fixed sets (route templates, status codes, names of served models), so that no
-client can make a series.
+The names that the field has (vLLM's) with our prefix, so that people find what they know; the four
+of the project's reports as they stand there. Labels come from fixed sets (route templates, status
+codes, names of served models, causes), so that no client can make a series.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import (
@@ -20,43 +20,101 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
-from rebar.service.router import ServiceRouter
+from rebar.service.http.loop_guard import LoopGuard
+from rebar.service.measures import Histogram, Measures
+from rebar.service.messages import EngineStats
+from rebar.service.router import ModelService, ServiceRouter
 
-SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.35, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
-"""Bounds of the latency buckets; 0.35 s is the service level of the reports (P99)."""
+MODEL = ("model_name",)
 
-
-class Histogram:
-    """Counts by upper bound, and their sum."""
-
-    __slots__ = ("counts", "total")
-
-    def __init__(self) -> None:
-        self.counts = [0] * (len(SECONDS) + 1)
-        self.total = 0.0
-
-    def observe(self, seconds: float) -> None:
-        """Adds one measurement."""
-        self.counts[bisect_left(SECONDS, seconds)] += 1
-        self.total += seconds
-
-    def buckets(self) -> list[tuple[str, float]]:
-        """Cumulative counts as Prometheus wants them."""
-        out, sum_so_far = [], 0
-        for bound, count in zip((*map(str, SECONDS), "+Inf"), self.counts, strict=True):
-            sum_so_far += count
-            out.append((bound, float(sum_so_far)))
-        return out
+GAUGES: tuple[tuple[str, str, Callable[[EngineStats], float]], ...] = (
+    ("rebar_num_requests_running", "Choices being computed", lambda s: s.running),
+    ("rebar_num_requests_waiting", "Choices that wait for a place", lambda s: s.waiting),
+    (
+        "rebar_kv_cache_usage_perc",
+        "Share of the KV cache in use, 1 is all of it",
+        lambda s: 1 - s.free_blocks / s.total_blocks if s.total_blocks else 0.0,
+    ),
+    ("rebar_kv_blocks_free", "Free blocks of the KV cache", lambda s: s.free_blocks),
+    ("rebar_kv_blocks", "Blocks of the KV cache", lambda s: s.total_blocks),
+    ("dfp_batch_size_current", "Positions in the latest step", lambda s: s.rows),
+    ("dfp_batch_size_limit", "Positions a step with a prompt may hold", lambda s: s.row_limit),
+    (
+        "hal_free_memory_bytes",
+        "Bytes of the budget that nothing holds",
+        lambda s: s.free_bytes,
+    ),
+    ("cge_node_count", "Nodes of the model's graph as it runs", lambda s: s.nodes),
+)
+COUNTERS: tuple[tuple[str, str, Callable[[EngineStats], float]], ...] = (
+    ("rebar_engine_steps", "Engine steps", lambda s: s.steps),
+    ("rebar_engine_step_seconds", "Time spent in engine steps", lambda s: s.step_seconds),
+    ("rebar_prompt_tokens", "Prompt tokens computed", lambda s: s.prompt_tokens),
+    ("rebar_generation_tokens", "Tokens sampled", lambda s: s.sampled_tokens),
+    (
+        "rebar_prefix_cache_hits",
+        "Positions that were not computed, as they had been before",
+        lambda s: s.cached_tokens,
+    ),
+    ("rebar_prefix_cache_evictions", "Known blocks given up for memory", lambda s: s.evictions),
+    ("rebar_num_preemptions", "Times a choice gave its memory to another", lambda s: s.preemptions),
+)
+HISTOGRAMS: tuple[tuple[str, str, Callable[[Measures], Histogram]], ...] = (
+    (
+        "rebar_time_to_first_token_seconds",
+        "From a request's arrival to its first token, waiting included",
+        lambda m: m.first_token,
+    ),
+    (
+        "rebar_inter_token_latency_seconds",
+        "Between one token of a choice and the next",
+        lambda m: m.inter_token,
+    ),
+    (
+        "rebar_request_time_per_output_token_seconds",
+        "(last token - first token) / (tokens - 1) of a choice",
+        lambda m: m.per_output_token,
+    ),
+    (
+        "rebar_e2e_request_latency_seconds",
+        "From a request's arrival to the end of a choice",
+        lambda m: m.whole,
+    ),
+    (
+        "rebar_request_queue_time_seconds",
+        "From the engine's taking a choice in to its first step",
+        lambda m: m.queue,
+    ),
+    (
+        "rebar_request_prefill_time_seconds",
+        "From a choice's first step to its first token",
+        lambda m: m.prefill,
+    ),
+    ("rebar_request_prompt_tokens", "Tokens of a choice's prompt", lambda m: m.prompt_tokens),
+    ("rebar_request_generation_tokens", "Tokens of a finished choice", lambda m: m.output_tokens),
+)
+CAUSES: tuple[tuple[str, str, str, Callable[[Measures], Counter[str]]], ...] = (
+    (
+        "rebar_request_success",
+        "Choices that ended as they should",
+        "finished_reason",
+        lambda m: m.finished,
+    ),
+    ("rebar_request_failures", "Choices that ended with an error", "cause", lambda m: m.failed),
+    ("rebar_request_rejections", "Choices that were not accepted", "cause", lambda m: m.refused),
+    ("rebar_request_aborts", "Choices that were given up", "cause", lambda m: m.aborted),
+)
 
 
 class ServiceMetrics(Collector):
-    """The service's counters, and the engines' as their last report told them."""
+    """The front's numbers, and the engines' as their last report told them."""
 
-    def __init__(self, router: ServiceRouter) -> None:
+    def __init__(self, router: ServiceRouter, guard: LoopGuard) -> None:
         self._router = router
+        self._guard = guard
         self._requests: Counter[tuple[str, int]] = Counter()
         self._seconds: dict[str, Histogram] = {}
-        self._first_token: dict[str, Histogram] = {}
+        self._cut_off: Counter[str] = Counter()
         self._registry = CollectorRegistry()
         self._registry.register(self)
 
@@ -65,9 +123,9 @@ class ServiceMetrics(Collector):
         self._requests[route, status] += 1
         self._seconds.setdefault(route, Histogram()).observe(seconds)
 
-    def first_token(self, model: str, seconds: float) -> None:
-        """Books the time from a request's arrival to its first token, waiting included."""
-        self._first_token.setdefault(model, Histogram()).observe(seconds)
+    def cut_off(self, cause: str) -> None:
+        """Books a connection that was reset because its client kept us waiting."""
+        self._cut_off[cause] += 1
 
     def text(self) -> bytes:
         """The exposition format."""
@@ -75,64 +133,109 @@ class ServiceMetrics(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """Called by prometheus-client."""
+        services = self._router.services
         yield from self._http()
-        yield from self._gauges()
-        yield from self._counters()
-        yield from self._engines()
+        yield from self._loop()
+        yield from _per_engine(services)
+        yield from _gauges(services)
+        yield from _priorities(services)
+        yield from _counters(services)
+        yield from _histograms(services)
+        yield from _causes(services)
 
     def _http(self) -> Iterator[Metric]:
         requests = CounterMetricFamily(
-            "sg_requests", "HTTP requests by route and status", labels=("route", "status")
+            "rebar_http_requests", "HTTP requests by route and status", labels=("route", "status")
         )
         for (route, status), count in list(self._requests.items()):
             requests.add_metric((route, str(status)), count)
         yield requests
-        for name, text, label, series in (
-            ("sg_request_seconds", "Time to the end of the answer", "route", self._seconds),
-            ("sg_first_token_seconds", "Time to the first token", "model", self._first_token),
-        ):
-            family = HistogramMetricFamily(name, text, labels=(label,))
-            for key, histogram in list(series.items()):
-                family.add_metric((key,), histogram.buckets(), histogram.total)
-            yield family
-
-    def _gauges(self) -> Iterator[Metric]:
-        stats = self._router.stats()
-        for name, text, field in (
-            ("sg_running", "Choices being computed", "running"),
-            ("sg_waiting", "Choices waiting for memory or a place", "waiting"),
-            ("dfp_batch_size_current", "Positions in the latest step", "rows"),
-            ("hal_free_memory_bytes", "Bytes of the budget that nothing holds", "free_bytes"),
-            ("cge_node_count", "Nodes of the model's graph as it runs", "nodes"),
-            ("hal_kv_blocks_free", "Free blocks of the KV cache", "free_blocks"),
-            ("hal_kv_blocks", "Blocks of the KV cache", "total_blocks"),
-        ):
-            gauge = GaugeMetricFamily(name, text, labels=("model",))
-            for model, stat in stats.items():
-                gauge.add_metric((model,), float(getattr(stat, field)))
-            yield gauge
-
-    def _engines(self) -> Iterator[Metric]:
-        restarts = CounterMetricFamily(
-            "sg_engine_restarts", "Engine processes replaced", labels=("model",)
+        seconds = HistogramMetricFamily(
+            "rebar_http_request_duration_seconds",
+            "Time to the end of the answer",
+            labels=("route",),
         )
-        up = GaugeMetricFamily("sg_engine_up", "Whether an engine computes", labels=("model",))
-        for service in self._router.services:
-            restarts.add_metric((service.model.name,), service.worker.restarts)
-            up.add_metric((service.model.name,), float(service.worker.alive))
-        yield restarts
-        yield up
+        for key, histogram in list(self._seconds.items()):
+            seconds.add_metric((key,), histogram.buckets(), histogram.total)
+        yield seconds
+        cut_off = CounterMetricFamily(
+            "rebar_http_connections_cut_off",
+            "Connections reset because the client kept us waiting",
+            labels=("cause",),
+        )
+        for cause in ("slow_reader", "slow_request"):
+            cut_off.add_metric((cause,), self._cut_off[cause])
+        yield cut_off
 
-    def _counters(self) -> Iterator[Metric]:
-        stats = self._router.stats()
-        for name, text, field in (
-            ("sg_steps", "Engine steps", "steps"),
-            ("sg_step_seconds", "Time spent in engine steps", "step_seconds"),
-            ("sg_prompt_tokens", "Prompt tokens computed", "prompt_tokens"),
-            ("sg_sampled_tokens", "Tokens sampled", "sampled_tokens"),
-            ("sg_engine_failures", "Choices that failed in the engine", "failures"),
-        ):
-            counter = CounterMetricFamily(name, text, labels=("model",))
-            for model, stat in stats.items():
-                counter.add_metric((model,), float(getattr(stat, field)))
-            yield counter
+    def _loop(self) -> Iterator[Metric]:
+        guard = self._guard
+        blocks = CounterMetricFamily("rebar_event_loop_blocks", "Times the loop was held up")
+        blocks.add_metric((), guard.blocks)
+        yield blocks
+        seconds = CounterMetricFamily("rebar_event_loop_blocked_seconds", "Time it was held up")
+        seconds.add_metric((), guard.blocked_seconds)
+        yield seconds
+
+
+def _per_engine(services: Iterable[ModelService]) -> Iterator[Metric]:
+    restarts = CounterMetricFamily("rebar_engine_restarts", "Engines replaced", labels=MODEL)
+    accepted = CounterMetricFamily("rebar_requests_accepted", "Choices accepted", labels=MODEL)
+    up = GaugeMetricFamily("rebar_engine_up", "Whether an engine computes", labels=MODEL)
+    age = GaugeMetricFamily(
+        "rebar_queue_age_seconds", "Age of the oldest request without a token", labels=MODEL
+    )
+    for service in services:
+        name = (service.model.name,)
+        restarts.add_metric(name, service.worker.restarts)
+        accepted.add_metric(name, service.measures.accepted)
+        up.add_metric(name, float(service.worker.alive))
+        age.add_metric(name, service.queue_age)
+    yield from (restarts, accepted, up, age)
+
+
+def _gauges(services: Iterable[ModelService]) -> Iterator[Metric]:
+    for name, text, value in GAUGES:
+        gauge = GaugeMetricFamily(name, text, labels=MODEL)
+        for service in services:
+            gauge.add_metric((service.model.name,), float(value(service.stats)))
+        yield gauge
+
+
+def _priorities(services: Iterable[ModelService]) -> Iterator[Metric]:
+    gauge = GaugeMetricFamily(
+        "sg_request_priority_distribution",
+        "Open choices by priority",
+        labels=(*MODEL, "priority"),
+    )
+    for service in services:
+        stats = service.stats
+        by_name = {"high": stats.open_high, "normal": stats.open_normal, "low": stats.open_low}
+        for priority, count in by_name.items():
+            gauge.add_metric((service.model.name, priority), float(count))
+    yield gauge
+
+
+def _counters(services: Iterable[ModelService]) -> Iterator[Metric]:
+    for name, text, value in COUNTERS:
+        counter = CounterMetricFamily(name, text, labels=MODEL)
+        for service in services:
+            counter.add_metric((service.model.name,), float(value(service.stats)))
+        yield counter
+
+
+def _histograms(services: Iterable[ModelService]) -> Iterator[Metric]:
+    for name, text, of in HISTOGRAMS:
+        family = HistogramMetricFamily(name, text, labels=MODEL)
+        for service in services:
+            histogram = of(service.measures)
+            family.add_metric((service.model.name,), histogram.buckets(), histogram.total)
+        yield family
+
+
+def _causes(services: Iterable[ModelService]) -> Iterator[Metric]:
+    for name, text, label, of in CAUSES:
+        family = CounterMetricFamily(name, text, labels=(*MODEL, label))
+        for service in services:
+            for cause, count in list(of(service.measures).items()):
+                family.add_metric((service.model.name, cause), count)
+        yield family

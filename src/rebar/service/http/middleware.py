@@ -16,7 +16,9 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from rebar.service.http.errors import error_response
+from rebar.service.http.connection import CUT_OFF
+from rebar.service.http.errors import DrainingError, error_response
+from rebar.service.http.lifecycle import OPERATIONS, Lifecycle
 from rebar.service.http.metrics import ServiceMetrics
 from rebar.service.validator import Caller
 
@@ -24,9 +26,6 @@ log = logging.getLogger("rebar.service.request")
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}", re.ASCII)
 _TRACEPARENT = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}", re.ASCII)
-
-QUIET = frozenset({"/health", "/metrics"})
-"""Routes that machines ask every few seconds; their lines are for debugging."""
 
 CLIENT_LEFT = 499
 """Status in the log for a client that left before its answer (as nginx writes it)."""
@@ -61,9 +60,10 @@ def caller_of(headers: Headers) -> Caller:
 class RequestMiddleware:
     """Outermost; nothing that happens inside leaves it without an answer and a log line."""
 
-    def __init__(self, app: ASGIApp, metrics: ServiceMetrics) -> None:
+    def __init__(self, app: ASGIApp, metrics: ServiceMetrics, lifecycle: Lifecycle) -> None:
         self._app = app
         self._metrics = metrics
+        self._lifecycle = lifecycle
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """One request."""
@@ -76,11 +76,19 @@ class RequestMiddleware:
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
                 record.status = message["status"]
-                MutableHeaders(scope=message)["X-Request-Id"] = record.caller.request_id
+                headers = MutableHeaders(scope=message)
+                headers["X-Request-Id"] = record.caller.request_id
+                if self._lifecycle.draining:
+                    headers["Connection"] = "close"
             await send(message)
 
+        operation = scope["path"] in OPERATIONS
+        app = self._app
+        if self._lifecycle.draining and not operation:
+            app = error_response(DrainingError(self._lifecycle.retry_after))
+        self._lifecycle.open += not operation
         try:
-            await self._app(scope, receive, send_with_id)
+            await app(scope, receive, send_with_id)
         except ClientDisconnect:
             record.status = CLIENT_LEFT
         except Exception as error:
@@ -89,15 +97,19 @@ class RequestMiddleware:
                 raise
             await error_response(error)(scope, receive, send_with_id)
         finally:
+            self._lifecycle.open -= not operation
             self._end(scope, record)
 
     def _end(self, scope: Scope, record: RequestRecord) -> None:
         seconds = time.monotonic() - record.started
         route = getattr(scope.get("route"), "path", "other")
         status = record.status or CLIENT_LEFT
+        if cut_off := scope.get("state", {}).get(CUT_OFF):
+            record.notes["cut_off"] = cut_off
+            self._metrics.cut_off(cut_off)
         self._metrics.request_ended(route, status, seconds)
         log.log(
-            logging.DEBUG if route in QUIET else logging.INFO,
+            logging.DEBUG if route in OPERATIONS else logging.INFO,
             "%s %s %d %.1f ms id=%s%s",
             scope["method"] if len(scope["method"]) < 16 else "?",
             route,

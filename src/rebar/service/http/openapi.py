@@ -53,6 +53,7 @@ class EngineHealth(msgspec.Struct):
     steps: int
     running: int
     waiting: int
+    restarts: int
     silent_seconds: float
 
 
@@ -60,7 +61,14 @@ class Health(msgspec.Struct):
     """The answer of GET /health."""
 
     status: str
+    draining: bool
     engines: list[EngineHealth]
+
+
+class State(msgspec.Struct):
+    """The answer of GET /health/ready and /health/live."""
+
+    status: str
 
 
 TYPES: tuple[type[msgspec.Struct], ...] = (
@@ -76,6 +84,7 @@ TYPES: tuple[type[msgspec.Struct], ...] = (
     TokenizeAnswer,
     DetokenizeAnswer,
     Health,
+    State,
 )
 REF = "#/components/schemas/{name}"
 
@@ -97,7 +106,8 @@ def _errors(*statuses: int) -> dict[int | str, Any]:
         415: "The body is compressed",
         429: "The queue is full; Retry-After says when to come back",
         500: "The engine failed; the request can be sent again",
-        503: "The server is stopping",
+        503: "The server is stopping; Retry-After says when to come back",
+        504: "The answer took longer than the server waits for one",
     }
     return {s: {"description": meanings[s], **_content(ErrorBody)} for s in statuses}
 
@@ -125,7 +135,7 @@ def _get(answer: type[msgspec.Struct], *errors: int) -> dict[str, Any]:
     return {"responses": {200: ok, **_errors(*errors)}, "response_model": None}
 
 
-_GENERATION = (400, 404, 413, 415, 429, 500, 503)
+_GENERATION = (400, 404, 413, 415, 429, 500, 503, 504)
 _TEXT = (400, 404, 413, 415)
 CHAT = _post(ChatBody, ChatCompletion, stream=True, errors=_GENERATION)
 COMPLETIONS = _post(CompletionBody, Completion, stream=True, errors=_GENERATION)
@@ -135,6 +145,9 @@ MODELS = _get(ModelList)
 MODEL = _get(ModelObject, 404)
 HEALTH: dict[str, Any] = _get(Health)
 HEALTH["responses"][503] = {"description": "An engine does not advance", **_content(Health)}
+READY: dict[str, Any] = _get(State)
+READY["responses"][503] = {"description": "No new requests, for now", **_content(State)}
+LIVE = _get(State)
 METRICS: dict[str, Any] = {
     "responses": {
         200: {

@@ -93,7 +93,7 @@ class Routes:
         record = record_of(request.scope)
         service, job = await self._validated(request, form)
         record.notes.update(prompt_tokens=job.prompt_tokens, n=job.n)
-        choices, stream = Choices(job), service.submit(job.packets)
+        choices, stream = Choices(job), service.submit(job.packets, record.started)
         answer: Response | None = None
         try:
             answer = await self._answer(request, service, dialect, choices, stream)
@@ -132,8 +132,6 @@ class Routes:
     ) -> Response:
         job, tokenizer = choices.job, service.model.tokenizer
         first = await until_disconnect(request.receive, self._first(choices, stream))
-        waited = time.monotonic() - record_of(request.scope).started
-        self._metrics.first_token(job.model, waited)
         prefix = "chatcmpl-" if dialect is CHAT else "cmpl-"
         heading = Heading(prefix + secrets.token_hex(12), int(time.time()), job.model)
         if job.stream:
@@ -203,23 +201,6 @@ class Routes:
 
         return _json_response(await self._off_loop(len(raw), work))
 
-    async def health(self) -> Response:
-        """200 while every engine advances, 503 when one does not. Times are seconds."""
-        engines = [
-            {
-                "model": service.model.name,
-                "healthy": service.healthy,
-                "steps": service.stats.steps,
-                "running": service.stats.running,
-                "waiting": service.stats.waiting,
-                "silent_seconds": round(service.silent_seconds, 3),
-            }
-            for service in self._router.services
-        ]
-        healthy = all(service.healthy for service in self._router.services)
-        body = {"status": "ok" if healthy else "stalled", "engines": engines}
-        return _json_response(msgspec.json.encode(body), 200 if healthy else 503)
-
     async def metrics(self) -> Response:
         """Numbers for Prometheus."""
         return Response(self._metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
@@ -257,6 +238,5 @@ def api_router(routes: Routes) -> APIRouter:
     get("/v1/models/{model:path}", **openapi.MODEL)(routes.model)
     post("/tokenize", **openapi.TOKENIZE)(routes.tokenize)
     post("/detokenize", **openapi.DETOKENIZE)(routes.detokenize)
-    get("/health", **openapi.HEALTH)(routes.health)
     get("/metrics", **openapi.METRICS)(routes.metrics)
     return api

@@ -1,0 +1,127 @@
+"""BlockLedger: who holds which KV block, and which blocks have known content. Numbers only.
+
+A block is held by one sequence or by several that begin with the same ids, or it is free. A free
+block whose content is known by its digest is kept until its memory is needed, oldest first, and
+within what was given back together the end of a sequence before its beginning: a beginning is worth
+more to others. Content becomes known when it is whole (`publish`) and is never written again.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+
+from rebar.errors import KVCacheFullError, MemoryBudgetError
+from rebar.hal import BLOCK_POSITIONS
+
+
+class BlockLedger:
+    """`total_blocks` block numbers. digests are bytes that stand for everything that decided a
+    block's content: model, tenant, and every id up to the block's end.
+    """
+
+    block_size = BLOCK_POSITIONS
+
+    def __init__(self, total_blocks: int) -> None:
+        self.total_blocks = total_blocks
+        self.evictions = 0
+        self._holders = [0] * total_blocks
+        self._digest: list[bytes | None] = [None] * total_blocks
+        self._block_of: dict[bytes, int] = {}
+        self._kept: OrderedDict[int, None] = OrderedDict()
+        # Popped from the end: low numbers first, so that few pages are touched.
+        self._empty = list(range(total_blocks - 1, -1, -1))
+
+    @property
+    def free_blocks(self) -> int:
+        """Blocks nobody holds, the kept ones among them."""
+        return len(self._empty) + len(self._kept)
+
+    @property
+    def kept_blocks(self) -> int:
+        """Free blocks whose content is known and may be shared again."""
+        return len(self._kept)
+
+    def blocks_for(self, positions: int) -> int:
+        """Blocks that hold so many positions."""
+        return -(-positions // self.block_size)
+
+    def allocate(self, count: int, /) -> list[int]:
+        """Takes `count` blocks or none: raises KVCacheFullError with the numbers."""
+        if count > self.free_blocks:
+            raise KVCacheFullError(
+                f"the KV cache needs {count} blocks, {self.free_blocks} of "
+                f"{self.total_blocks} are free. Wait, or give it more "
+                "with --kv-tokens or --memory.",
+                needed=count,
+                available=self.free_blocks,
+            )
+        taken = [self._empty.pop() if self._empty else self._evict() for _ in range(count)]
+        for block in taken:
+            self._holders[block] = 1
+        return taken
+
+    def share(self, digests: Sequence[bytes], /) -> list[int]:
+        """Holds the blocks of as many digests, from the first on, as are known."""
+        taken = []
+        for digest in digests:
+            block = self._block_of.get(digest)
+            if block is None:
+                break
+            if not self._holders[block]:
+                del self._kept[block]
+            self._holders[block] += 1
+            taken.append(block)
+        return taken
+
+    def publish(self, block: int, digest: bytes, /) -> None:
+        """Says what a held block, now whole, holds. Of two equal ones the first is known."""
+        if self._digest[block] is None and digest not in self._block_of:
+            self._digest[block] = digest
+            self._block_of[digest] = block
+
+    def held_alone(self, blocks: Iterable[int], /) -> int:
+        """How many of `blocks` one holder would set free by giving them back."""
+        return sum(self._holders[block] == 1 for block in blocks)
+
+    def release(self, blocks: Iterable[int], /) -> None:
+        """Gives blocks back; giving one back that nobody holds is an error and changes nothing."""
+        given = list(blocks)
+        if len(set(given)) != len(given) or not all(
+            0 <= b < self.total_blocks and self._holders[b] for b in given
+        ):
+            raise MemoryBudgetError(f"blocks {given[:8]} are not all in use", needed=0, available=0)
+        for block in reversed(given):
+            self._holders[block] -= 1
+            if self._holders[block]:
+                continue
+            if self._digest[block] is None:
+                self._empty.append(block)
+            else:
+                self._kept[block] = None
+
+    def check_integrity(self, held: Iterable[Sequence[int]] = ()) -> None:
+        """Asserts that each block is held as often as `held` (the blocks of every holder) says, or
+        is free once, and that every digest leads to its block.
+        """
+        holders = [0] * self.total_blocks
+        for blocks in held:
+            assert len(set(blocks)) == len(blocks), "a sequence holds a block twice"
+            for block in blocks:
+                holders[block] += 1
+        assert holders == self._holders, "a block is lost or has a holder too many"
+        free = [*self._empty, *self._kept]
+        assert len(set(free)) == len(free), "a block is free twice"
+        assert {b for b, n in enumerate(holders) if not n} == set(free), "free and held"
+        known = {digest: b for b, digest in enumerate(self._digest) if digest is not None}
+        assert known == self._block_of, "a digest leads to another block"
+        assert all(self._digest[b] is not None for b in self._kept), "kept without content"
+        assert all(self._digest[b] is None for b in self._empty), "empty with content"
+
+    def _evict(self) -> int:
+        block, _ = self._kept.popitem(last=False)
+        digest, self._digest[block] = self._digest[block], None
+        if digest is not None:
+            del self._block_of[digest]
+        self.evictions += 1
+        return block
