@@ -38,11 +38,18 @@ const Lanes& lanes_of(const std::string& isa) {
   return *lanes;
 }
 
-// (tokens, prompt, total, position, params): tokens[:total] are known, position < total is the one whose logits these
+// The caller's sequence owns the words and outlives the call.
+const uint32_t* words_of(const Tokens& mask, int32_t vocab_size) {
+  if (mask.shape(0) * 32 < static_cast<size_t>(vocab_size))
+    throw std::invalid_argument("a mask must have a bit for every id");
+  return reinterpret_cast<const uint32_t*>(mask.data());
+}
+
+// (tokens, prompt, total, position, params, mask): tokens[:total] are known, position < total is the one whose logits these
 // are. No conversion: a converted copy of tokens would not outlive this function.
 Job job_of(nb::handle item, const float* logits, int32_t vocab_size) {
-  const auto [tokens, prompt, total, position, params] =
-      nb::cast<std::tuple<Tokens, int64_t, int64_t, int64_t, const OwnedParams*>>(item, false);
+  const auto [tokens, prompt, total, position, params, mask] =
+      nb::cast<std::tuple<Tokens, int64_t, int64_t, int64_t, const OwnedParams*, nb::object>>(item, false);
   if (prompt < 0 || position < 0 || position >= total || static_cast<size_t>(total) > tokens.shape(0))
     throw std::invalid_argument("a wanted position must be inside the sequence's known ids");
   const int64_t known = position + 1, split = prompt < known ? prompt : known;
@@ -53,6 +60,7 @@ Job job_of(nb::handle item, const float* logits, int32_t vocab_size) {
                      {tokens.data() + split, static_cast<size_t>(known - split)},
                      static_cast<uint64_t>(known),
                      known < total ? tokens.data()[known] : -1};
+  if (!mask.is_none()) job.row.request.mask = words_of(nb::cast<Tokens>(mask, false), vocab_size);
   job.top.resize(static_cast<size_t>(std::max(0, std::min(params->params.top, vocab_size))));
   return job;
 }
@@ -123,8 +131,9 @@ void bind_sampling(nb::module_& m) {
       .def("sample", &sample, "logits"_a.noconvert(), "wanted"_a,
            nb::sig("def sample(self, logits: numpy.typing.NDArray[numpy.float32], wanted: "
                    "list[tuple[numpy.typing.NDArray[numpy.int32], int, int, "
-                   "int, SamplerParams]]) -> list[tuple[int, int, float, tuple[tuple[int, float], ...]]]"),
-           "logits (n, >= vocab_size) f32, n tuples (tokens, prompt, total, position, params) -> n (status, id, "
+                   "int, SamplerParams, numpy.typing.NDArray[numpy.int32] | None]]) -> list[tuple[int, int, float, "
+                   "tuple[tuple[int, float], ...]]]"),
+           "logits (n, >= vocab_size) f32, n tuples (tokens, prompt, total, position, params, mask) -> n (status, id, "
            "logprob, top).");
   m.def("sampler_isas", [] {
     std::vector<std::string> names;

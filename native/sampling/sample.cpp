@@ -62,7 +62,7 @@ Answer Sampler::sample(const Request& request, const Params& params, Alternative
   if (!valid(params, vocab_)) return {Status::kParams};
   if (params.top >= 0) return report(request, params, top);
   if (request.next >= 0) return answer_of(request.next);
-  if (is_greedy(params) && !changes_logits(params)) {
+  if (is_greedy(params) && !changes_logits(params) && request.mask == nullptr) {
     const Best best = lanes_.best(request.logits, vocab_);
     return best.nan ? Answer{Status::kNaN} : answer_of(best.id);
   }
@@ -87,6 +87,19 @@ Answer Sampler::report(const Request& request, const Params& params, Alternative
   answer.top = alternatives;
   if (answer.id >= 0) answer.logprob = answer.id < vocab_ ? logprob(clamp(request.logits[answer.id])) : kLogprobFloor;
   return answer;
+}
+
+// A grammar allows nearly everything (inside a string) or nearly nothing (between its words): whole words of the mask
+// are the common case, and 32 stores without a branch the next.
+void Sampler::forbid(const uint32_t* mask) {
+  const int32_t room = padded(vocab_);  // x_ ends there, maybe inside the last word
+  for (int32_t first = 0; first < vocab_; first += 32) {
+    const uint32_t allowed = mask[first / 32];
+    if (allowed == ~0u) continue;
+    const int32_t count = std::min(32, room - first);
+    for (int32_t i = 0; i < count; ++i)
+      if ((allowed >> i & 1u) == 0) x_[first + i] = -kInfinity;
+  }
 }
 
 // Overflow of an absurd penalty to +inf is clamped like a raw +inf; a NaN from it (inf - inf) is never greater than
@@ -119,6 +132,7 @@ void Sampler::penalize_counts(const Request& request, float frequency, float pre
 }
 
 int32_t Sampler::choose(const Request& request, const Params& p) {
+  if (request.mask != nullptr) forbid(request.mask);
   if (changes_logits(p)) penalize(request, p);
   const Best best = lanes_.best(x_.get(), vocab_);
   if (best.id < 0 || is_greedy(p)) return best.id;

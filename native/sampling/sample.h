@@ -2,6 +2,7 @@
 //
 // The law: the answer is a function of (logits, parameters, seed, position, the ids before) and of nothing else: not
 // of the batch, the thread, the instruction set or what was sampled earlier. The steps, in this fixed order:
+//   0. mask                 x of an id that the request does not allow: -inf
 //   1. repetition penalty   ids of prompt and output, once each: x > 0 ? x / r : x * r
 //   2. frequency, presence  ids of the output: x - count * frequency - presence
 //   3. logit bias           x + bias
@@ -19,7 +20,7 @@
 // +inf is read as FLT_MAX (ids at +inf share everything equally), -inf is never sampled, ids >= vocab_size do not
 // exist. A NaN, or a row of nothing but -inf, is an error of this row.
 //
-// Log probabilities are of the raw distribution: log-softmax of the logits as they came, before step 1, over ids <
+// Log probabilities are of the raw distribution: log-softmax of the logits as they came, before step 0, over ids <
 // vocab_size; never below -9999, so always finite.
 #pragma once
 #include <cstdint>
@@ -52,8 +53,9 @@ struct Request {
   const float* logits;              // vocab_size values
   std::span<const int32_t> prompt;  // ids before the wanted one, in two parts
   std::span<const int32_t> output;
-  uint64_t position;  // of the wanted id in its sequence
-  int32_t next;       // the wanted id when it is known: its log probability is reported; -1: sample
+  uint64_t position;               // of the wanted id in its sequence
+  int32_t next;                    // the wanted id when it is known: its log probability is reported; -1: sample
+  const uint32_t* mask = nullptr;  // bit id % 32 of word id / 32 set: may be sampled. Null: every id may
 };
 
 enum class Status { kOk, kNaN, kNothing, kParams };
@@ -93,6 +95,7 @@ class Sampler {
 
   bool exists(int32_t id) const { return id >= 0 && id < vocab_; }
   Answer report(const Request& request, const Params& params, Alternative* top);
+  void forbid(const uint32_t* mask);
   void penalize(const Request& request, const Params& params);
   void penalize_repetition(const Request& request, float penalty);
   void penalize_counts(const Request& request, float frequency, float presence);

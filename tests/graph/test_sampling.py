@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from rebar import _native
+from rebar.errors import ShapeError
 from rebar.graph.sampling import LOGPROB_FLOOR, Sampler, Wanted
 from rebar.graph.sequence import Sampled, SamplingParams, Sequence
 from tests.graph import sampling_reference as reference
@@ -214,3 +216,36 @@ def test_a_sampler_keeps_its_threads_alive() -> None:
     wanted = [Wanted(Sequence.of([1, 2, 3], 8, SamplingParams(temperature=0.0)), 2)] * 5
     logits = np.eye(16, dtype=np.float32)[:5]
     assert [answer.id for answer in sampler.sample(logits, wanted)] == [0, 1, 2, 3, 4]
+
+
+@settings(deadline=None, max_examples=200)
+@given(cases(), st.randoms(use_true_random=False))
+def test_a_mask_is_the_same_as_logits_that_allow_no_more(
+    case: tuple[Logits, SamplingParams, list[int], list[int]], chance: random.Random
+) -> None:
+    """And log probabilities are still those of the raw distribution."""
+    logits, params, prompt, output = case
+    allowed = np.array([chance.random() < 0.6 for _ in range(logits.shape[1])])
+    allowed[int(np.argmax(logits[0]))] = True
+    masked = np.where(allowed, logits, -INFINITY).astype(np.float32)
+    ones = np.packbits(allowed, bitorder="little")
+    words = np.zeros(-(-logits.shape[1] // 32) * 4, np.uint8)
+    words[: len(ones)] = ones
+    for isa in _native.sampler_isas():
+        sampler = Sampler(logits.shape[1], isa=isa)
+        (expected,) = sampler.sample(masked, [wanted(params, prompt, output)])
+        w = wanted(params, prompt, output)
+        w.sequence.allowed = words.view(np.int32)
+        assert sampler.sample(logits, [w]) == [expected]
+        scored = wanted(replace(params, logprobs=2), prompt, output)
+        free = sampler.sample(logits, [scored])[0].top
+        scored.sequence.allowed = words.view(np.int32)
+        (answer,) = sampler.sample(logits, [scored])
+        assert (answer.id, answer.top) == (expected.id, free)
+
+
+def test_a_mask_without_a_bit_for_every_id_is_refused() -> None:
+    w = wanted(SamplingParams(), [1], [])
+    w.sequence.allowed = np.zeros(1, np.int32)
+    with pytest.raises(ShapeError, match="a bit for every id"):
+        Sampler(33).sample(np.zeros((1, 33), np.float32), [w])

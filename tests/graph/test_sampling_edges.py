@@ -162,7 +162,7 @@ def test_the_native_door_refuses_such_parameters_as_well() -> None:
     tokens = np.zeros(1, np.int32)
     for change in [{}, *bad]:
         params = _native.SamplerParams(**{**fine, **change})
-        ((status, *_),) = native.sample(row(*range(9)), [(tokens, 1, 1, 0, params)])
+        ((status, *_),) = native.sample(row(*range(9)), [(tokens, 1, 1, 0, params, None)])
         assert status == (3 if change else 0)
 
 

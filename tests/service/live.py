@@ -16,6 +16,7 @@ import uvicorn
 
 from rebar.dataflow.text import ChatTemplate, TextStream, Tokenizer
 from rebar.service.engine import InferenceEngine
+from rebar.service.grammar import Grammars
 from rebar.service.http.app import create_app
 from rebar.service.http.connection import ServerConfig
 from rebar.service.http.lifecycle import Lifecycle, TimeLimits
@@ -45,6 +46,7 @@ def scripted_model(
         partial(TextStream, tokenizer),
         vocab_size=tokenizer.vocab_size,
         max_running=max_running,
+        grammars=Grammars(tokenizer),
     )
     limits = EngineLimits(
         max_context=runner.max_context,

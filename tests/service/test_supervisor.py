@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from llguidance import LLMatcher
 
 from rebar.dataflow.models import convert
 from rebar.errors import ContextLengthError, EngineError, MemoryBudgetError
@@ -38,13 +39,14 @@ def spec(tmp_path_factory: pytest.TempPathFactory) -> EngineSpec:
 
 
 def packet(i: int, max_tokens: int = 400) -> RequestPacket:
-    """Greedy, seeded, penalised, scored, stopped by text or by id, of any priority, in turns."""
+    """Greedy, seeded, penalised, scored, stopped by text, held to a grammar, of any priority."""
     kinds: list[dict[str, Any]] = [
         {"temperature": 0.0},
         {"temperature": 1.0, "top_p": 0.9, "seed": i},
         {"temperature": 0.7, "repetition_penalty": 1.2, "frequency_penalty": 0.4, "seed": i},
         {"temperature": 1.2, "seed": i, "logprobs": 2},
     ]
+    grammar = LLMatcher.grammar_from_regex("([a-f ]{3,9}[0-9]{2}){90,200}")
     return RequestPacket(
         ticket=i + 1,
         request_id=f"r{i}",
@@ -55,6 +57,7 @@ def packet(i: int, max_tokens: int = 400) -> RequestPacket:
         stop=("qu", "the lazy") if i % 8 == 7 else (),
         score_prompt=i % 8 == 3,
         priority=i % 3 - 1,
+        grammar=grammar if i % 4 == 1 else "",
     )
 
 

@@ -1,6 +1,7 @@
 """Logits -> ids: a function of (logits, parameters, seed, position, the ids before), nothing else.
 
-Order of the steps (native/sampling/sample.h is the specification): repetition penalty (prompt and
+Order of the steps (native/sampling/sample.h is the specification): ids that the sequence does not
+allow, repetition penalty (prompt and
 output), frequency and presence penalty (output), logit bias, temperature, top-k, min-p, top-p, one
 draw with u = Philox(seed, position). A temperature of at most 1e-4 is greedy. Log probabilities are
 of the raw distribution, before any of these steps, and never below -9999.
@@ -149,10 +150,11 @@ _GREEDY = _native_form(
 
 def _row(
     wanted: Wanted, params: _native.SamplerParams | InputError
-) -> tuple[NDArray[np.int32], int, int, int, _native.SamplerParams]:
+) -> tuple[NDArray[np.int32], int, int, int, _native.SamplerParams, NDArray[np.int32] | None]:
     s = wanted.sequence
     native = _GREEDY if isinstance(params, InputError) else params
-    return s.tokens, s.prompt, s.total, wanted.position, native
+    allowed = s.allowed if wanted.position + 1 == s.total else None
+    return s.tokens, s.prompt, s.total, wanted.position, native, allowed
 
 
 def _sampled(

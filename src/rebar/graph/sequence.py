@@ -41,6 +41,8 @@ class SamplingParams:
 class Sequence:
     """Ids of one request. tokens[:prompt] came in, tokens[prompt:total] were sampled; KV exists for
     [:computed].
+
+    allowed: which ids may be sampled at `total`: bit id % 32 of word id // 32; None: every id.
     """
 
     tokens: NDArray[np.int32]
@@ -49,6 +51,7 @@ class Sequence:
     total: int = 0
     computed: int = 0
     blocks: list[int] = field(default_factory=list)
+    allowed: NDArray[np.int32] | None = None
 
     @classmethod
     def of(cls, ids: list[int], capacity: int, sampling: SamplingParams) -> Sequence:

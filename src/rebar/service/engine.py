@@ -11,6 +11,7 @@ import msgspec
 from rebar.errors import EngineError, InputError, RebarError
 from rebar.graph.sequence import Row, Sampled
 from rebar.service.generation import Generation
+from rebar.service.grammar import Grammars
 from rebar.service.interfaces import StepRunner, TextOpener
 from rebar.service.messages import (
     DEADLINE,
@@ -26,6 +27,8 @@ from rebar.service.scheduler import Plan, Scheduler
 log = logging.getLogger("rebar.service.engine")
 
 DEFAULT_MAX_RUNNING = 64
+COMPILE_WAIT_SECONDS = 0.005
+"""An engine with nothing but grammars to compile looks so often whether one is ready."""
 Answers = list[Sampled] | Exception
 
 
@@ -45,6 +48,7 @@ class InferenceEngine:
         *,
         vocab_size: int,
         max_running: int = DEFAULT_MAX_RUNNING,
+        grammars: Grammars | None = None,
         model: bytes = b"",
         sharing: bool = True,
         clock: Callable[[], float] = time.monotonic,
@@ -62,13 +66,15 @@ class InferenceEngine:
         )
         self._checked = False
         self._priorities = [0, 0, 0]  # open choices: high, normal, low
+        self._grammars = grammars
         self._open: dict[int, Generation] = {}
+        self._compiling: dict[int, RequestPacket] = {}  # wait for their grammar
         self._stats = EngineStats()
 
     @property
     def idle(self) -> bool:
         """Whether a step would have nothing to do."""
-        return not self._open
+        return not self._open and not self._compiling
 
     def obey(self, orders: Orders) -> list[Delta]:
         """Takes in new choices and lets go of cancelled ones; says which were refused."""
@@ -83,9 +89,10 @@ class InferenceEngine:
             self._check_books()
             return []
         self._checked = False
+        deltas = self._take_compiled()
         started = self.clock()
         plan = self.scheduler.schedule(started)
-        deltas = [self._expire(generation, started) for generation in plan.expired]
+        deltas += [self._expire(generation, started) for generation in plan.expired]
         if plan.rows:
             answers = self._run(plan.rows)
             now = self.clock()
@@ -117,7 +124,7 @@ class InferenceEngine:
 
     def fail_all(self, failure: Failure) -> list[Delta]:
         """Ends every open choice with `failure`; the engine stands empty and ready."""
-        tickets = list(self._open)
+        tickets = [*self._open, *self._compiling]
         for ticket in tickets:
             self._drop(ticket)
         return [Delta(ticket=ticket, failure=failure) for ticket in tickets]
@@ -128,7 +135,7 @@ class InferenceEngine:
         return msgspec.structs.replace(
             self._stats,
             running=len(scheduler.running),
-            waiting=len(scheduler.waiting),
+            waiting=len(scheduler.waiting) + len(self._compiling),
             free_blocks=pool.free_blocks,
             total_blocks=pool.total_blocks,
             free_bytes=self.runner.free_bytes,
@@ -154,10 +161,41 @@ class InferenceEngine:
     def close(self) -> None:
         """Frees the model."""
         self.runner.close()
+        if self._grammars is not None:
+            self._grammars.close()
 
     def _submit(self, packet: RequestPacket) -> Delta | None:
+        if (
+            packet.grammar
+            and self._grammars is not None
+            and not self._grammars.ready(packet.grammar)
+        ):
+            self._compiling[packet.ticket] = packet
+            return None
+        return self._begin(packet)
+
+    def _take_compiled(self) -> list[Delta]:
+        """Begins the choices whose grammars are ready; says which were refused."""
+        if not self._compiling or self._grammars is None:
+            return []
+        wait = 0.0 if self._open else COMPILE_WAIT_SECONDS
+        ready = []
+        for packet in self._compiling.values():
+            if self._grammars.ready(packet.grammar, wait):
+                ready.append(packet)
+            wait = 0.0
+        for packet in ready:
+            del self._compiling[packet.ticket]
+        return [delta for delta in map(self._begin, ready) if delta is not None]
+
+    def _begin(self, packet: RequestPacket) -> Delta | None:
         try:
-            generation = Generation(packet, self.open_text(packet.stop), self.clock())
+            grammar = None
+            if packet.grammar:
+                if self._grammars is None:
+                    raise EngineError("This engine knows no grammars. Send a request without one.")
+                grammar = self._grammars.open(packet.grammar, packet.said)
+            generation = Generation(packet, self.open_text(packet.stop), self.clock(), grammar)
             self.scheduler.add(generation)
         except Exception as error:
             return Delta(ticket=packet.ticket, failure=failure_of(error))
@@ -166,6 +204,7 @@ class InferenceEngine:
         return None
 
     def _drop(self, ticket: int) -> None:
+        self._compiling.pop(ticket, None)
         generation = self._forget(ticket)
         if generation is not None:
             self.scheduler.remove(generation)

@@ -53,7 +53,7 @@ class FrameReader(Generic[M]):
             frame.release()
 
 
-def frame(message: msgspec.Struct) -> bytes:
+def frame(message: msgspec.Struct | str) -> bytes:
     """A message as it goes over the socket."""
     body = msgspec.msgpack.encode(message)
     return HEAD.pack(len(body)) + body

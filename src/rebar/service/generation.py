@@ -6,6 +6,7 @@ import math
 
 from rebar.errors import EngineError
 from rebar.graph.sequence import Row, Sampled, Sequence
+from rebar.service.grammar import GrammarState
 from rebar.service.interfaces import StreamingText
 from rebar.service.journal import Journal
 from rebar.service.messages import Delta, RequestPacket, TokenScore
@@ -25,13 +26,14 @@ class Generation:
     What a packet brings as already said is in the sequence and has gone through the text, so that
     everything afterwards is what it would have been; nothing of it is given out again.
 
-    A choice ends with "stop" when an end id is sampled or a stop string is complete (also on the
-    last allowed token), else with "length" when max_tokens ids were sampled. Every sampled id
-    counts, the end id included; the end id has no text and no score.
+    A choice ends with "stop" when an end id is sampled, a stop string is complete, or its grammar
+    lets nothing follow (also on the last allowed token), else with "length" when max_tokens ids
+    were sampled. Every sampled id counts, the end id included; the end id has no text and no score.
     """
 
     __slots__ = (
         "_asked",
+        "_grammar",
         "_held",
         "_owed",
         "_scoring",
@@ -43,8 +45,14 @@ class Generation:
         "text",
     )
 
-    def __init__(self, packet: RequestPacket, text: StreamingText, now: float = 0.0) -> None:
-        """now: when it arrived, unless the packet says."""
+    def __init__(
+        self,
+        packet: RequestPacket,
+        text: StreamingText,
+        now: float = 0.0,
+        grammar: GrammarState | None = None,
+    ) -> None:
+        """now: when it arrived, unless the packet says. grammar: where it stands after `said`."""
         self.packet = packet
         arrived = now if packet.arrived is None else min(packet.arrived, now)
         self.journal = Journal(arrived)
@@ -53,6 +61,8 @@ class Generation:
         self.sampled = 0
         capacity = len(packet.prompt) + packet.max_tokens
         self.sequence = Sequence.of(packet.prompt, capacity, packet.sampling)
+        self._grammar = grammar
+        self.sequence.allowed = None if grammar is None else grammar.allowed
         self._scoring = packet.sampling.logprobs is not None
         self._held: list[TokenScore] = []
         for token in packet.said:
@@ -127,7 +137,8 @@ class Generation:
             if self._scoring:
                 self._held.append(score_of(answer))
             delta.text = text.push(answer.id)
-            if text.stopped:
+            complete = self._grammar is not None and self._grammar.take(answer.id)
+            if text.stopped or complete:
                 delta.finish = "stop"
             elif self.sampled == packet.max_tokens:
                 delta.finish = "length"

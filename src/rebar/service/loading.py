@@ -14,6 +14,7 @@ from rebar.graph.sequence import Row, SamplingParams, Sequence
 from rebar.graph.weights.model_file import Progress
 from rebar.service.admission import KV_FILLINGS
 from rebar.service.engine import DEFAULT_MAX_RUNNING, InferenceEngine
+from rebar.service.grammar import Grammars
 from rebar.service.interfaces import ChatRenderer, StepRunner
 from rebar.service.messages import EngineLimits, EngineSpec
 from rebar.service.model import LoadedModel, ServedModel
@@ -85,6 +86,7 @@ def load_engine(
         partial(TextStream, tokenizer),
         vocab_size=tokenizer.vocab_size,
         max_running=max_running,
+        grammars=Grammars(tokenizer),
         model=identity_of(file, options),
         sharing=sharing,
     )

@@ -45,6 +45,8 @@ class RequestPacket(msgspec.Struct, frozen=True, array_like=True):
     An engine that takes over from one that ended is told how far that one came, and goes on as if
     it had said it itself: said, the ids sampled so far; scored, how many of their scores were
     given; prompt_scored, how many of the prompt's.
+
+    grammar: what the answer must obey, in llguidance's notation; "" for nothing.
     """
 
     ticket: int
@@ -60,6 +62,7 @@ class RequestPacket(msgspec.Struct, frozen=True, array_like=True):
     said: tuple[int, ...] = ()
     scored: int = 0
     prompt_scored: int = 0
+    grammar: str = ""
     priority: int = NORMAL
     arrived: float | None = None
     deadline: float | None = None

@@ -22,6 +22,7 @@ from rebar.graph.sequence import SamplingParams
 from rebar.service.conversation import refuse_lost_calls, turns_of
 from rebar.service.messages import NORMAL, RequestPacket
 from rebar.service.model import ServedModel
+from rebar.service.structured import grammar_of
 from rebar.service.wire import ChatBody, ChatMessage, CompletionBody, SamplingBody
 
 DEFAULT_COMPLETION_TOKENS = 16
@@ -55,6 +56,11 @@ class Job:
     n: int
     echo: tuple[str, ...] = ()
     explain: bool = False
+
+    @property
+    def grammar(self) -> str:
+        """What every choice must obey, "" for nothing."""
+        return self.packets[0].grammar
 
     @property
     def prompt_tokens(self) -> int:
@@ -180,6 +186,7 @@ class Validator:
         priority = NORMAL if body.priority is None else body.priority
         check_range("priority", priority, -MAX_PRIORITY, MAX_PRIORITY)
         stop, end_ids = stops_of(body.stop), self._end_ids(body)
+        grammar = grammar_of(body)
         packets = [
             RequestPacket(
                 ticket=0,
@@ -194,6 +201,7 @@ class Validator:
                 score_prompt=bool(getattr(body, "echo", False)) and scores is not None,
                 priority=priority,
                 tenant=caller.tenant,
+                grammar=grammar,
             )
             for which, prompt in enumerate(prompts)
             for choice in range(n)

@@ -40,6 +40,13 @@ class SamplingBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     stop: str | list[str] | None = None
     stop_token_ids: list[int] | None = None
     ignore_eos: bool | None = None
+    # The form of the answer: OpenAI's way, and vLLM's two (structured.py).
+    response_format: dict[str, Any] | None = None
+    structured_outputs: dict[str, Any] | None = None
+    guided_json: dict[str, Any] | str | bool | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     priority: int | None = None
@@ -119,7 +126,6 @@ class ChatBody(SamplingBody, kw_only=True, forbid_unknown_fields=True):
     tool_choice: Unsupported = None
     functions: Unsupported = None
     function_call: Unsupported = None
-    response_format: Unsupported = None
     modalities: Unsupported = None
     audio: Unsupported = None
     prediction: Unsupported = None
@@ -132,7 +138,6 @@ class ChatBody(SamplingBody, kw_only=True, forbid_unknown_fields=True):
         "tool_choice": ("none", "auto"),
         "functions": ([],),
         "function_call": ("none", "auto"),
-        "response_format": ({"type": "text"},),
         "modalities": (["text"],),
         "audio": (),
         "prediction": (),

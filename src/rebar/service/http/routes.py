@@ -16,6 +16,7 @@ from starlette.types import Receive, Scope, Send
 
 from rebar.errors import InputError
 from rebar.service.body import decode_body
+from rebar.service.grammar_check import GrammarChecker
 from rebar.service.http import openapi
 from rebar.service.http.answers import Heading, chat_answer, collect, completion_answer
 from rebar.service.http.choices import Choices, Piece
@@ -71,10 +72,14 @@ class Routes:
         self._router = router
         self._metrics = metrics
         self._text_threads = ThreadPoolExecutor(2, thread_name_prefix="rebar-text")
+        self._grammar_thread = ThreadPoolExecutor(1, thread_name_prefix="rebar-check")
+        self._checker = GrammarChecker()
 
     def close(self) -> None:
-        """Ends the text threads."""
+        """Ends the text threads and the grammar checker."""
         self._text_threads.shutdown(wait=False)
+        self._grammar_thread.shutdown(wait=False)
+        self._checker.close()
 
     async def chat(self, request: Request) -> Response:
         """Answers a conversation, whole or as a stream of events."""
@@ -114,7 +119,11 @@ class Routes:
                 return service, service.validator.chat(body, caller)
             return service, service.validator.completion(body, caller)
 
-        return await self._off_loop(len(raw), validate)
+        service, job = await self._off_loop(len(raw), validate)
+        if job.grammar:
+            loop = asyncio.get_running_loop()
+            await loop.run_in_executor(self._grammar_thread, self._checker.check, job.grammar)
+        return service, job
 
     async def _answer(
         self,
