@@ -16,13 +16,15 @@ import re
 import secrets
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 from rebar.errors import ContextLengthError, InputError, ModelNameError
 from rebar.graph.sequence import SamplingParams
-from rebar.service.conversation import refuse_lost_calls, turns_of
+from rebar.service.conversation import refuse_lost_calls, refuse_lost_tools, turns_of
 from rebar.service.messages import RequestPacket
 from rebar.service.model import ServedModel
 from rebar.service.structured import grammar_of
+from rebar.service.tools import tools_of, with_tools
 from rebar.service.wire import ChatBody, ChatMessage, CompletionBody, SamplingBody
 
 DEFAULT_COMPLETION_TOKENS = 16
@@ -43,7 +45,8 @@ class Job:
     """A validated request: the packets of its choices and how its answer is to be written.
 
     packets come in groups of `n` per prompt; packet.index counts through. echo: prompt text that
-    goes before each choice's text, by index. scored: log probabilities were asked for.
+    goes before each choice's text, by index. scored: log probabilities were asked for. tools: the
+    text may hold tool calls.
     """
 
     model: str
@@ -53,6 +56,7 @@ class Job:
     scored: bool
     n: int
     echo: tuple[str, ...] = ()
+    tools: bool = False
 
     @property
     def grammar(self) -> str:
@@ -87,9 +91,11 @@ class Validator:
             check_range("top_logprobs", body.top_logprobs, 0, MAX_TOP_LOGPROBS)
             if not body.logprobs:
                 raise InputError("`top_logprobs` needs `logprobs`: true.", param="top_logprobs")
-        prompt = self.chat_prompt(body.messages)
+        use = tools_of(body)
+        prompt = self.chat_prompt(body.messages, tools=use.shown if use else None)
         asked = self._asked_in_chat(body)
-        return self._job(body, caller, [prompt], scores, asked, default=MAX_COUNT)
+        job = self._job(body, caller, [prompt], scores, asked, default=MAX_COUNT)
+        return with_tools(job, use) if use else job
 
     def completion(self, body: CompletionBody, caller: Caller) -> Job:
         """A plain completion of one prompt or several."""
@@ -109,7 +115,11 @@ class Validator:
         return replace(job, echo=tuple(text for _, text in prompts for _ in range(job.n)))
 
     def chat_prompt(
-        self, messages: list[ChatMessage], *, add_generation_prompt: bool = True
+        self,
+        messages: list[ChatMessage],
+        *,
+        tools: list[dict[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
     ) -> list[int]:
         """Ids of a conversation, by the model's own template."""
         template = self.model.template
@@ -119,7 +129,8 @@ class Validator:
             )
         turns = turns_of(messages)
         refuse_lost_calls(turns, template)
-        return template.encode(turns, add_generation_prompt=add_generation_prompt)
+        refuse_lost_tools(turns, tools or [], template)
+        return template.encode(turns, tools=tools, add_generation_prompt=add_generation_prompt)
 
     def _prompts(
         self, prompt: str | list[str | int | list[int]]
