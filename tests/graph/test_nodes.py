@@ -295,7 +295,10 @@ def every_other_node() -> list[Node]:
     h = g.rms_norm("h", x, norm, 1e-5)
     g.rope("r", h, Tensor("t", (4, 8)), 4)
     g.softcap(
-        g.select("chosen", g.add("a", g.gated(g.add("b", h, h), Activation.SILU), activation("z", 16))), 1.0
+        g.select(
+            "chosen", g.add("a", g.gated(g.add("b", h, h), Activation.SILU), activation("z", 16))
+        ),
+        1.0,
     )
     g.quantize(h)
     return g.nodes
