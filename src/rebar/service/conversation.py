@@ -50,3 +50,19 @@ def refuse_lost_calls(turns: list[Turn], template: ChatRenderer) -> None:
                     "Put them into a text.",
                     param=f"messages[{i}].tool_calls",
                 )
+
+
+def refuse_lost_tools(
+    turns: list[Turn], tools: list[dict[str, Any]], template: ChatRenderer
+) -> None:
+    """Raises when the template leaves out a tool, as those of models without tool use do."""
+    if not tools:
+        return
+    rendered = template.render(turns, tools=tools)
+    if not all(tool["function"]["name"] in rendered for tool in tools):
+        raise InputError(
+            "This model's chat template knows no tools. Use a model made for them, or describe "
+            "them in a message.",
+            param="tools",
+            code="unsupported_parameter",
+        )

@@ -128,9 +128,14 @@ def schema_grammar(schema: object, name: str) -> str:
         schema = {}
     if not isinstance(schema, dict):
         raise InputError(f"`{name}`: a JSON schema is an object.", param=name)
-    _check_references(schema, name)
-    grammar = {"json_schema": {**schema, "x-guidance": _JSON_RULES}}
+    grammar = {"json_schema": json_rules(schema, name)}
     return msgspec.json.encode({"grammars": [grammar]}).decode()
+
+
+def json_rules(schema: dict[str, Any], name: str) -> dict[str, Any]:
+    """The schema with our rules of whitespace. InputError when it refers to another document."""
+    _check_references(schema, name)
+    return {**schema, "x-guidance": _JSON_RULES}
 
 
 _JSON_RULES = {

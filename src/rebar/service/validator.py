@@ -16,13 +16,20 @@ import re
 import secrets
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 from rebar.errors import ContextLengthError, InputError, ModelNameError
 from rebar.graph.sequence import SamplingParams
+<<<<<<< HEAD
 from rebar.service.conversation import refuse_lost_calls, turns_of
 from rebar.service.messages import NORMAL, RequestPacket
+=======
+from rebar.service.conversation import refuse_lost_calls, refuse_lost_tools, turns_of
+from rebar.service.messages import RequestPacket
+>>>>>>> API
 from rebar.service.model import ServedModel
 from rebar.service.structured import grammar_of
+from rebar.service.tools import tools_of, with_tools
 from rebar.service.wire import ChatBody, ChatMessage, CompletionBody, SamplingBody
 
 DEFAULT_COMPLETION_TOKENS = 16
@@ -44,8 +51,13 @@ class Job:
     """A validated request: the packets of its choices and how its answer is to be written.
 
     packets come in groups of `n` per prompt; packet.index counts through. echo: prompt text that
+<<<<<<< HEAD
     goes before each choice's text, by index. scored: log probabilities were asked for. explain:
     the answer is to tell what happened to it.
+=======
+    goes before each choice's text, by index. scored: log probabilities were asked for. tools: the
+    text may hold tool calls.
+>>>>>>> API
     """
 
     model: str
@@ -55,7 +67,11 @@ class Job:
     scored: bool
     n: int
     echo: tuple[str, ...] = ()
+<<<<<<< HEAD
     explain: bool = False
+=======
+    tools: bool = False
+>>>>>>> API
 
     @property
     def grammar(self) -> str:
@@ -93,9 +109,11 @@ class Validator:
             check_range("top_logprobs", body.top_logprobs, 0, MAX_TOP_LOGPROBS)
             if not body.logprobs:
                 raise InputError("`top_logprobs` needs `logprobs`: true.", param="top_logprobs")
-        prompt = self.chat_prompt(body.messages)
+        use = tools_of(body)
+        prompt = self.chat_prompt(body.messages, tools=use.shown if use else None)
         asked = self._asked_in_chat(body)
-        return self._job(body, caller, [prompt], scores, asked, default=MAX_COUNT)
+        job = self._job(body, caller, [prompt], scores, asked, default=MAX_COUNT)
+        return with_tools(job, use) if use else job
 
     def completion(self, body: CompletionBody, caller: Caller) -> Job:
         """A plain completion of one prompt or several."""
@@ -115,7 +133,11 @@ class Validator:
         return replace(job, echo=tuple(text for _, text in prompts for _ in range(job.n)))
 
     def chat_prompt(
-        self, messages: list[ChatMessage], *, add_generation_prompt: bool = True
+        self,
+        messages: list[ChatMessage],
+        *,
+        tools: list[dict[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
     ) -> list[int]:
         """Ids of a conversation, by the model's own template."""
         template = self.model.template
@@ -125,7 +147,8 @@ class Validator:
             )
         turns = turns_of(messages)
         refuse_lost_calls(turns, template)
-        return template.encode(turns, add_generation_prompt=add_generation_prompt)
+        refuse_lost_tools(turns, tools or [], template)
+        return template.encode(turns, tools=tools, add_generation_prompt=add_generation_prompt)
 
     def _prompts(
         self, prompt: str | list[str | int | list[int]]

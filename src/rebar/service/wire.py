@@ -99,6 +99,22 @@ class ToolCall(msgspec.Struct):
     index: int | None = None
 
 
+class ToolFunction(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
+    """A function that the model may call; `parameters` is a JSON schema."""
+
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class Tool(msgspec.Struct, forbid_unknown_fields=True):
+    """A tool of a request."""
+
+    type: str
+    function: ToolFunction
+
+
 class ChatMessage(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """One turn of a conversation."""
 
@@ -122,8 +138,8 @@ class ChatBody(SamplingBody, kw_only=True, forbid_unknown_fields=True):
     logprobs: bool | None = None
     top_logprobs: int | None = None
     parallel_tool_calls: bool | None = None
-    tools: Unsupported = None
-    tool_choice: Unsupported = None
+    tools: list[Tool] | None = None
+    tool_choice: str | dict[str, Any] | None = None
     functions: Unsupported = None
     function_call: Unsupported = None
     modalities: Unsupported = None
@@ -134,8 +150,6 @@ class ChatBody(SamplingBody, kw_only=True, forbid_unknown_fields=True):
     web_search_options: Unsupported = None
 
     harmless: ClassVar[dict[str, tuple[Any, ...]]] = {
-        "tools": ([],),
-        "tool_choice": ("none", "auto"),
         "functions": ([],),
         "function_call": ("none", "auto"),
         "modalities": (["text"],),

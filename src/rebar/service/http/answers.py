@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import secrets
 from dataclasses import dataclass
 from typing import Literal
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
+<<<<<<< HEAD
 from rebar.service.history import ChoiceStory
 from rebar.service.http.choices import Choices, Piece
+=======
+from rebar.service.http.choices import ChoiceEnd, Choices, Piece
+>>>>>>> API
 from rebar.service.http.scores import (
     ChatLogprobs,
     CompletionLogprobs,
@@ -17,7 +22,6 @@ from rebar.service.http.scores import (
     chat_logprobs,
 )
 from rebar.service.interfaces import TextTokenizer
-from rebar.service.messages import FinishReason
 from rebar.service.router import RequestStream
 
 
@@ -36,12 +40,28 @@ class Usage(msgspec.Struct):
     prompt_tokens_details: PromptDetails
 
 
+class CalledFunction(msgspec.Struct):
+    """arguments: JSON in a string, as the model wrote it."""
+
+    name: str
+    arguments: str
+
+
+class CalledTool(msgspec.Struct):
+    """A call that the model wants made."""
+
+    id: str
+    function: CalledFunction
+    type: Literal["function"] = "function"
+
+
 class AssistantMessage(msgspec.Struct):
     """The answer of a chat choice."""
 
-    content: str
+    content: str | None
     role: Literal["assistant"] = "assistant"
     refusal: None = None
+    tool_calls: list[CalledTool] | msgspec.UnsetType = msgspec.UNSET
 
 
 class ChatChoice(msgspec.Struct):
@@ -50,7 +70,7 @@ class ChatChoice(msgspec.Struct):
     index: int
     message: AssistantMessage
     logprobs: ChatLogprobs | None
-    finish_reason: FinishReason | None
+    finish_reason: ChoiceEnd | None
 
 
 class ChatCompletion(msgspec.Struct, kw_only=True):
@@ -71,7 +91,7 @@ class CompletionChoice(msgspec.Struct):
     index: int
     text: str
     logprobs: CompletionLogprobs | None
-    finish_reason: FinishReason | None
+    finish_reason: ChoiceEnd | None
 
 
 class Completion(msgspec.Struct, kw_only=True):
@@ -111,6 +131,23 @@ async def collect(choices: Choices, stream: RequestStream, first: dict[int, Piec
     return whole
 
 
+def message_of(piece: Piece) -> AssistantMessage:
+    """A whole answer: its text, and its calls where there are any."""
+    if not piece.calls:
+        return AssistantMessage(piece.text)
+    calls: list[CalledTool] = []
+    for part in piece.calls:
+        if part.name is not None:
+            calls.append(CalledTool(call_id(), CalledFunction(part.name, "")))
+        calls[part.index].function.arguments += part.arguments
+    return AssistantMessage(piece.text or None, tool_calls=calls)
+
+
+def call_id() -> str:
+    """A new id of a call."""
+    return "call_" + secrets.token_hex(12)
+
+
 def chat_answer(
     heading: Heading, tokenizer: TextTokenizer, choices: Choices, pieces: list[Piece]
 ) -> bytes:
@@ -119,7 +156,7 @@ def chat_answer(
     listed = [
         ChatChoice(
             i,
-            AssistantMessage(piece.text),
+            message_of(piece),
             chat_logprobs(tokenizer, piece.scored) if scored else None,
             piece.finish,
         )

@@ -5,12 +5,16 @@ whole answers.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Literal
 
 from rebar.service.history import ChoiceStory, story_of
 from rebar.service.http.errors import error_of
 from rebar.service.messages import ChoiceRecord, Delta, FinishReason, TokenScore
 from rebar.service.router import RequestStream
+from rebar.service.tool_parser import CallPiece, ToolParser
 from rebar.service.validator import Job
+
+ChoiceEnd = FinishReason | Literal["tool_calls"]
 
 
 @dataclass(slots=True)
@@ -28,12 +32,14 @@ class Piece:
 
     text: str = ""
     scored: list[ScoredToken] = field(default_factory=list)
-    finish: FinishReason | None = None
+    finish: ChoiceEnd | None = None
+    calls: list[CallPiece] = field(default_factory=list)
 
     def add(self, other: Piece) -> None:
         """Appends `other`."""
         self.text += other.text
         self.scored += other.scored
+        self.calls += other.calls
         self.finish = other.finish or self.finish
 
 
@@ -45,7 +51,11 @@ class Choices:
         self.completion_tokens = 0
         self.failure: str | None = None
         self._cached: dict[int, int] = {}
+<<<<<<< HEAD
         self._records: dict[int, ChoiceRecord] = {}
+=======
+        self._parsers = [ToolParser() for _ in job.packets] if job.tools else []
+>>>>>>> API
         self._begun = [False] * len(job.packets)
         self._prompt_scores: list[list[TokenScore]] = [[] for _ in job.packets]
 
@@ -86,6 +96,8 @@ class Choices:
         piece = Piece(
             delta.text, [ScoredToken(s.id, s.logprob, s.top) for s in delta.scores], delta.finish
         )
+        if self._parsers:
+            self._parse(self._parsers[index], piece)
         self._prompt_scores[index] += delta.prompt_scores
         if self._begun[index] or not (delta.ids or delta.finish):
             return piece
@@ -93,6 +105,16 @@ class Choices:
         before = self._echo(index)
         before.add(piece)
         return before
+
+    def _parse(self, parser: ToolParser, piece: Piece) -> None:
+        """Takes the calls out of the text."""
+        piece.text, piece.calls = parser.push(piece.text)
+        if piece.finish:
+            text, calls = parser.finish()
+            piece.text += text
+            piece.calls += calls
+            if parser.calls and piece.finish == "stop":
+                piece.finish = "tool_calls"
 
     def _echo(self, index: int) -> Piece:
         """The prompt as the beginning of the answer, when asked for."""

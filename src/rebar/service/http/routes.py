@@ -149,7 +149,7 @@ class Routes:
         own.
         """
         pieces: Pieces = {}
-        while not any(piece.text or piece.finish for piece in pieces.values()):
+        while not any(piece.text or piece.calls or piece.finish for piece in pieces.values()):
             for index, piece in (await choices.next(stream)).items():
                 pieces.setdefault(index, Piece()).add(piece)
         return pieces

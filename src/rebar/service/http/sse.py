@@ -11,12 +11,13 @@ from dataclasses import dataclass
 import msgspec
 
 from rebar.errors import RebarError
-from rebar.service.http.answers import Heading, usage_of
+from rebar.service.http.answers import Heading, call_id, usage_of
 from rebar.service.http.choices import Choices, Piece
 from rebar.service.http.errors import ErrorBody, describe
 from rebar.service.http.scores import CompletionScores, chat_logprobs
 from rebar.service.interfaces import TextTokenizer
 from rebar.service.router import RequestStream
+from rebar.service.tool_parser import CallPiece
 
 log = logging.getLogger("rebar.service.request")
 
@@ -84,6 +85,8 @@ class EventWriter:
         if piece.text or piece.scored:
             text = dialect.before_text + _json(piece.text) + dialect.after_text
             out = self._event(index, text, logprobs=self._logprobs(index, piece))
+        for call in piece.calls:
+            out += self._event(index, b',"delta":{"tool_calls":[' + _call(call) + b"]}")
         if piece.finish:
             out += self._event(index, dialect.empty, finish=b'"%b"' % piece.finish.encode())
         return out
@@ -118,6 +121,14 @@ class EventWriter:
         if self._dialect is CHAT:
             return _json(chat_logprobs(self._tokenizer, piece.scored))
         return _json(self._scores[index].take(piece.scored))
+
+
+def _call(part: CallPiece) -> bytes:
+    """A part of a call as OpenAI streams it: id, type and name come first, then arguments."""
+    if part.name is None:
+        return b'{"index":%d,"function":{"arguments":%b}}' % (part.index, _json(part.arguments))
+    head = (part.index, _json(call_id()), _json(part.name))
+    return b'{"index":%d,"id":%b,"type":"function","function":{"name":%b,"arguments":""}}' % head
 
 
 def error_event(error: Exception) -> bytes:

@@ -1,0 +1,229 @@
+"""Tools: what is asked of the model, and calls out of its text however it is cut."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import openai
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rebar.dataflow.text import Tokenizer
+from rebar.service.grammar import Grammars
+from rebar.service.tool_parser import ToolParser
+from rebar.service.tools import tools_of
+from rebar.service.wire import ChatBody
+from tests.service.fakes import TEMPLATE, ScriptedRunner, scripted_tokenizer
+from tests.service.live import NAME, Live, events_of, refused, scripted_service, serving
+
+WITH_TOOLS = "{%- for tool in tools or [] -%}{{ tool | tojson }}{%- endfor -%}" + TEMPLATE.strip()
+WEATHER = {
+    "type": "function",
+    "function": {
+        "name": "get_weather",
+        "description": "Weather of a city",
+        "parameters": {
+            "type": "object",
+            "properties": {"city": {"enum": ["Paris", "Rome"]}, "days": {"type": "integer"}},
+            "required": ["city"],
+            "additionalProperties": False,
+        },
+    },
+}
+CLOCK = {"type": "function", "function": {"name": "clock"}}
+ONE = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n</tool_call>'
+TWO = ONE + '\n<tool_call>\n{"name": "clock", "arguments": {}}\n</tool_call>'
+
+
+def parsed(pieces: list[str]) -> tuple[str, list[tuple[str, str]]]:
+    """Text and calls (name, arguments) of an answer that came in these pieces."""
+    parser, text, calls = ToolParser(), "", list[list[str]]()
+    for given_text, parts in [*(parser.push(piece) for piece in pieces), parser.finish()]:
+        text += given_text
+        for part in parts:
+            if part.name is not None:
+                assert part.index == len(calls)
+                calls.append([part.name, ""])
+            calls[part.index][1] += part.arguments
+    return text, [(name, arguments) for name, arguments in calls]
+
+
+@pytest.mark.parametrize(
+    ("text", "said", "calls"),
+    [
+        ("no call", "no call", []),
+        ("a < b  ", "a < b  ", []),
+        ("Let me see. \n" + ONE, "Let me see.", [("get_weather", '{"city": "Paris"}')]),
+        (TWO, "", [("get_weather", '{"city": "Paris"}'), ("clock", "{}")]),
+        (ONE[: -len("</tool_call>")], "", [("get_weather", '{"city": "Paris"}')]),
+        (ONE[:60], "", [("get_weather", '{"city": "P')]),
+        ('<tool_call>{"arguments": {"a": [1]}, "name": "f"}</tool_call>x', "x",
+         [("f", '{"a": [1]}')]),
+        ('<tool_call>{"name":"f","arguments":{"t":"}\\"</tool_call>"}}</tool_call>', "",
+         [("f", '{"t":"}\\"</tool_call>"}')]),
+        ('<tool_call>{"name": "f"}</tool_call>', "", [("f", "{}")]),
+        ("<tool_call>nonsense</tool_call>.", "<tool_call>nonsense</tool_call>.", []),
+        ("<tool_call>[1]</tool_call>", "<tool_call>[1]</tool_call>", []),
+        ("<tool_call", "<tool_call", []),
+        ("<tool_call>", "<tool_call>", []),
+    ],
+)  # fmt: skip
+def test_calls_of_a_text(text: str, said: str, calls: list[tuple[str, str]]) -> None:
+    assert parsed([text]) == (said, calls)
+    assert parsed(list(text)) == (said, calls)
+
+
+PART = st.one_of(
+    st.sampled_from([
+        "<tool_call>", "</tool_call>", "\n", " ", '{"name": "f", "arguments": ', "{", "}", '"',
+        "\\",
+        '{"a": "b"}', '"x"', "<tool", "_call>", ONE, "text", '{"arguments": {}, "name": "g"}', "[]",
+    ]),
+    st.text(max_size=3),
+)  # fmt: skip
+
+
+@settings(deadline=None, max_examples=500)
+@given(st.lists(PART, max_size=12).map("".join), st.data())
+def test_every_cut_gives_the_same(text: str, data: st.DataObject) -> None:
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=8)))
+    pieces = [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
+    assert parsed(pieces) == parsed([text]) == parsed(list(text))
+
+
+@pytest.fixture(scope="module")
+def tool_server() -> Iterator[Live]:
+    runner = ScriptedRunner(max_context=1024, kv_blocks=256, max_rows=128)
+    with serving(runner, scripted_service(runner, template=WITH_TOOLS)) as server:
+        yield server
+
+
+@pytest.fixture
+def tooled(tool_server: Live) -> Iterator[Live]:
+    tool_server.runner.reset()
+    yield tool_server
+    tool_server.probe()
+
+
+def client_of(live: Live) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{live.url}/v1", api_key="none", max_retries=0)
+
+
+HI: Any = [{"role": "user", "content": "weather?"}]
+
+
+@pytest.mark.parametrize("text", [ONE, TWO, "Well. " + TWO])
+def test_the_openai_client_gets_calls(tooled: Live, text: str) -> None:
+    tooled.runner.script = list(text.encode())
+    tools: Any = [WEATHER, CLOCK]
+    with client_of(tooled) as client:
+        answer = client.chat.completions.create(model=NAME, messages=HI, tools=tools)
+        choice = answer.choices[0]
+        assert choice.finish_reason == "tool_calls"
+        assert choice.message.content == ("Well." if text.startswith("Well") else None)
+        calls: Any = choice.message.tool_calls or []
+        whole = [(call.function.name, json.loads(call.function.arguments)) for call in calls]
+        assert whole[0] == ("get_weather", {"city": "Paris"})
+        assert len({call.id for call in calls}) == len(calls) == text.count("<tool_call>")
+        with client.chat.completions.stream(model=NAME, messages=HI, tools=tools) as stream:
+            final = stream.get_final_completion().choices[0]
+        streamed: Any = final.message.tool_calls or []
+        assert [(c.function.name, json.loads(c.function.arguments)) for c in streamed] == whole
+        assert final.finish_reason == "tool_calls"
+
+
+def test_arguments_come_as_they_are_said(tooled: Live) -> None:
+    tooled.runner.script = list(ONE.encode())
+    tooled.runner.slow = 0.002
+    answer = tooled.chat(tools=[WEATHER], stream=True)
+    deltas = [event["choices"][0]["delta"] for event in events_of(answer.text)[:-1]]
+    parts = [delta["tool_calls"][0] for delta in deltas if "tool_calls" in delta]
+    assert [sorted(part) for part in parts[:2]] == [
+        ["function", "id", "index", "type"],
+        ["function", "index"],
+    ]
+    assert len(parts) > 5, "the arguments came in one piece"
+
+
+def test_one_call_ends_the_answer(tooled: Live) -> None:
+    tooled.runner.script = list(TWO.encode())
+    answer = tooled.chat(tools=[WEATHER, CLOCK], parallel_tool_calls=False).json()["choices"][0]
+    assert len(answer["message"]["tool_calls"]) == 1
+    assert answer["finish_reason"] == "tool_calls"
+
+
+def test_none_hides_the_tools(tooled: Live) -> None:
+    tooled.runner.script = list(ONE.encode())
+    hidden = tooled.chat(tools=[WEATHER], tool_choice="none").json()
+    assert hidden["choices"][0]["message"]["content"] == ONE
+    shown = tooled.chat(tools=[WEATHER]).json()
+    assert shown["usage"]["prompt_tokens"] > hidden["usage"]["prompt_tokens"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"tools": [{"type": "retrieval", "function": {"name": "a"}}]}, "tools"),
+        ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools"),
+        ({"tools": [CLOCK, CLOCK]}, "tools"),
+        ({"tools": [CLOCK], "tool_choice": "any"}, "tool_choice"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"tools": [CLOCK], "tool_choice": {"type": "function", "function": {"name": "x"}}},
+         "tool_choice"),
+        ({"tools": [CLOCK], "response_format": {"type": "json_object"}}, "tools"),
+        ({"tools": [CLOCK], "tool_choice": "required", "ignore_eos": True}, "ignore_eos"),
+    ],
+)  # fmt: skip
+def test_what_means_nothing_is_refused(tooled: Live, fields: dict[str, Any], param: str) -> None:
+    body = {"messages": HI, **fields}
+    refused(tooled, "/v1/chat/completions", json.dumps(body), param)
+
+
+def test_a_template_without_tools_is_refused(live: Live) -> None:
+    """The model would never see them, and its answer would look like a bad model's."""
+    body = {"messages": HI, "tools": [CLOCK]}
+    error = refused(live, "/v1/chat/completions", json.dumps(body), "tools")
+    assert "knows no tools" in str(error["message"])
+
+
+def asked(choice: Any, **fields: Any) -> str:
+    import msgspec
+
+    body = {"messages": HI, "tools": [WEATHER, CLOCK], "tool_choice": choice, **fields}
+    use = tools_of(msgspec.convert(body, ChatBody))
+    assert use is not None
+    return use.grammar
+
+
+def accepts(grammars: Grammars, tokenizer: Tokenizer, grammar: str, text: str) -> bool:
+    """Whether the grammar lets a model say `text` and then end."""
+    assert grammars.ready(grammar, wait=30)
+    state = grammars.open(grammar, ())
+    for token in tokenizer.encode(text, bos=False):
+        if not state.allowed[token // 32] >> (token % 32) & 1:
+            return False
+        if state.take(token):
+            return True
+    end = min(tokenizer.end_ids)
+    return bool(state.allowed[end // 32] >> (end % 32) & 1)
+
+
+def test_required_and_named_are_grammars() -> None:
+    tokenizer = scripted_tokenizer()
+    grammars = Grammars(tokenizer)
+    named = {"type": "function", "function": {"name": "get_weather"}}
+    clock = '<tool_call>\n{"name": "clock", "arguments": {}}\n</tool_call>'
+    for choice, fields, text, right in [
+        ("required", {}, ONE, True),
+        ("required", {}, TWO, True),
+        ("required", {"parallel_tool_calls": False}, TWO, True),  # complete after the first
+        ("required", {}, "Well", False),
+        ("required", {}, ONE.replace("Paris", "Oslo"), False),
+        (named, {}, ONE, True),
+        (named, {}, clock, False),
+    ]:
+        assert accepts(grammars, tokenizer, asked(choice, **fields), text) == right, text
+    grammars.close()
