@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import threading
 import time
 from collections import deque
 from collections.abc import Callable
@@ -21,7 +22,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from rebar.errors import RebarError
+from rebar.errors import EngineError, RebarError
 from rebar.service.engine_process import EngineProcess
 from rebar.service.frames import frame
 from rebar.service.messages import (
@@ -113,6 +114,7 @@ class EngineSupervisor:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._task: asyncio.Task[None] | None = None
         self._stopping = False
+        self._changing = threading.Lock()  # holds _stopping and _process together
 
     @property
     def alive(self) -> bool:
@@ -146,8 +148,9 @@ class EngineSupervisor:
 
     def stop(self, timeout: float = 10.0) -> bool:
         """Ends the process; open choices get no more. Called in another thread than the loop's."""
-        self._stopping = True
-        process, loop = self._process, self._loop
+        with self._changing:
+            self._stopping = True
+            process, loop = self._process, self._loop
         if loop is not None and self._task is not None and not loop.is_closed():
             loop.call_soon_threadsafe(self._task.cancel)
         return process is None or process.end(timeout)
@@ -159,8 +162,9 @@ class EngineSupervisor:
     async def _live(self) -> None:
         while not self._stopping:
             if self._process is None:
-                self._process = await self._start_next()
-            await self._serve(self._process)
+                await self._start_next()
+            if self._process is not None:
+                await self._serve(self._process)
             self._strike()
 
     async def _serve(self, process: EngineProcess) -> None:
@@ -263,12 +267,22 @@ class EngineSupervisor:
             delta = Delta(ticket=suspect, failure=Failure(text, code="engine_ended"))
             self._report(StepReport(stats=self._total(self._stats), deltas=[delta]))
 
+    def _start(self) -> EngineProcess:
+        """In a thread. Who stops while a process starts cannot end it: it is ended here."""
+        process = EngineProcess(self._spec)
+        with self._changing:
+            if not self._stopping:
+                self._process = process
+                return process
+        process.kill()
+        raise EngineError("The server is stopping.")
+
     async def _start_next(self) -> EngineProcess:
         pause = WATCH_SECONDS
         while True:
             self.restarts += 1
             try:
-                return await asyncio.to_thread(EngineProcess, self._spec)
+                return await asyncio.to_thread(self._start)
             except (RebarError, OSError) as error:
                 log.error("the engine does not start: %s Next try in %.1f s.", error, pause)
             await asyncio.sleep(pause)

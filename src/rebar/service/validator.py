@@ -20,13 +20,8 @@ from typing import Any
 
 from rebar.errors import ContextLengthError, InputError, ModelNameError
 from rebar.graph.sequence import SamplingParams
-<<<<<<< HEAD
-from rebar.service.conversation import refuse_lost_calls, turns_of
-from rebar.service.messages import NORMAL, RequestPacket
-=======
 from rebar.service.conversation import refuse_lost_calls, refuse_lost_tools, turns_of
-from rebar.service.messages import RequestPacket
->>>>>>> API
+from rebar.service.messages import NORMAL, RequestPacket
 from rebar.service.model import ServedModel
 from rebar.service.structured import grammar_of
 from rebar.service.tools import tools_of, with_tools
@@ -51,13 +46,8 @@ class Job:
     """A validated request: the packets of its choices and how its answer is to be written.
 
     packets come in groups of `n` per prompt; packet.index counts through. echo: prompt text that
-<<<<<<< HEAD
     goes before each choice's text, by index. scored: log probabilities were asked for. explain:
-    the answer is to tell what happened to it.
-=======
-    goes before each choice's text, by index. scored: log probabilities were asked for. tools: the
-    text may hold tool calls.
->>>>>>> API
+    the answer is to tell what happened to it. tools: the text may hold tool calls.
     """
 
     model: str
@@ -67,11 +57,8 @@ class Job:
     scored: bool
     n: int
     echo: tuple[str, ...] = ()
-<<<<<<< HEAD
     explain: bool = False
-=======
     tools: bool = False
->>>>>>> API
 
     @property
     def grammar(self) -> str:

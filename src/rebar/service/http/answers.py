@@ -9,12 +9,8 @@ from typing import Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
-<<<<<<< HEAD
 from rebar.service.history import ChoiceStory
-from rebar.service.http.choices import Choices, Piece
-=======
 from rebar.service.http.choices import ChoiceEnd, Choices, Piece
->>>>>>> API
 from rebar.service.http.scores import (
     ChatLogprobs,
     CompletionLogprobs,

@@ -51,11 +51,8 @@ class Choices:
         self.completion_tokens = 0
         self.failure: str | None = None
         self._cached: dict[int, int] = {}
-<<<<<<< HEAD
         self._records: dict[int, ChoiceRecord] = {}
-=======
         self._parsers = [ToolParser() for _ in job.packets] if job.tools else []
->>>>>>> API
         self._begun = [False] * len(job.packets)
         self._prompt_scores: list[list[TokenScore]] = [[] for _ in job.packets]
 
