@@ -177,7 +177,8 @@ def test_a_choice_that_ends_engines_fails_alone(
     spec: EngineSpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One packet kills every engine that is given it before anything is said. The others go on;
-    it fails after its third turn alone. Once such a packet made an engine restart for ever.
+    it fails after so many turns alone that chance is ruled out. Once such a packet made an engine
+    restart for ever.
     """
     packets = [packet(i, max_tokens=60) for i in range(6)]
     expected = alone(spec, packets)
@@ -202,7 +203,8 @@ def test_a_choice_that_ends_engines_fails_alone(
     assert failure.code == "engine_ended"
     del expected[poison]
     assert said == expected
-    assert supervisor.restarts == 4  # with all, then alone three times, after the others
+    # with all, then alone MAX_STRIKES times, after the others
+    assert supervisor.restarts == 1 + supervisor_module.MAX_STRIKES
 
 
 def test_cancelled_choices_are_not_taken_up_again(spec: EngineSpec) -> None:
