@@ -38,6 +38,7 @@ from rebar.service.interfaces import BlockPool
 from rebar.service.messages import WaitReason
 from rebar.service.prefix import PrefixChain, root_of
 from rebar.service.row_budget import RowBudget
+from rebar.service.speculation import Speculation
 
 QUICK_SHARE = 4
 """The shortest prompt gets one of so many parts of the room when a longer one comes first."""
@@ -65,6 +66,7 @@ class Scheduler:
     pool: KV blocks. max_rows: positions computed in one step. max_running: choices admitted at a
     time (at most max_rows, so that each can advance in every step). model: a digest of what decides
     keys and values besides ids. sharing False: nothing that was computed is used twice.
+    speculation: who guesses, None for nobody.
     `running` and `waiting` are in order of rank.
     """
 
@@ -76,6 +78,7 @@ class Scheduler:
         max_running: int,
         model: bytes = b"",
         sharing: bool = True,
+        speculation: Speculation | None = None,
     ) -> None:
         self.pool = pool
         self.max_rows = max_rows
@@ -83,6 +86,7 @@ class Scheduler:
         self.waiting: list[Generation] = []
         self.running: list[Generation] = []
         self.budget = RowBudget(max_rows)
+        self.speculation = speculation or Speculation(0)
         self.preemptions = self.cached_tokens = 0
         self._model = model
         self._sharing = sharing
@@ -117,6 +121,7 @@ class Scheduler:
         self._grow(now)
         self._admit(now)
         counts = self._counts(now)
+        self._guess(counts)
         for generation in self.running:
             count = counts.get(generation, 0)
             if count:
@@ -126,11 +131,13 @@ class Scheduler:
         return plan
 
     def advanced(self, generation: Generation, row: Row) -> None:
-        """A row of it was computed: blocks that have become whole may be shared."""
+        """A row of it was computed and taken: blocks that have become whole may be shared. What was
+        computed over wrong guesses lies behind `computed` and is written again.
+        """
         if not self._sharing:
             return
         size = self.pool.block_size
-        first, end = row.first // size, (row.first + row.count) // size
+        first, end = row.first // size, generation.sequence.computed // size
         digests = self._chains[generation].digests(first, end)
         for block, digest in zip(generation.sequence.blocks[first:end], digests, strict=True):
             self.pool.publish(block, digest)
@@ -257,6 +264,27 @@ class Scheduler:
             if not counts[generation]:
                 generation.journal.waits_for("budget", now)
         return counts
+
+    def _guess(self, counts: dict[Generation, int]) -> None:
+        """Lets those that decode go on over guesses, where nobody else needs the room."""
+        speculation = self.speculation
+        if any(generation.remaining != 1 for generation in counts):
+            return
+        decoding = list(counts)
+        for generation, ids in zip(
+            decoding, speculation.offer(decoding, self.max_rows), strict=True
+        ):
+            if ids:
+                generation.guess(ids[: self._reach(generation, len(ids))])
+
+    def _reach(self, generation: Generation, guesses: int) -> int:
+        """How many guesses have memory. A block is taken for them only where nobody needs it."""
+        sequence, size = generation.sequence, self.pool.block_size
+        room = len(sequence.blocks) * size - sequence.total
+        if room < guesses and not self.waiting and self.pool.free_blocks > len(self.running):
+            sequence.blocks += self.pool.allocate(1)
+            room += size
+        return min(room, guesses)
 
     def _behind(self, now: float) -> list[Generation]:
         """Choices more than one position behind that have something to compute themselves."""

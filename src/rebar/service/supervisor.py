@@ -61,6 +61,8 @@ COUNTERS = (
     "preemptions",
     "evictions",
     "expired",
+    "draft_tokens",
+    "accepted_tokens",
 )
 
 
