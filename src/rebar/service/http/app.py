@@ -13,6 +13,7 @@ from rebar.errors import RebarError
 from rebar.service.body import MAX_DEPTH
 from rebar.service.http.access import Access
 from rebar.service.http.cors import Cors
+from rebar.service.http.embeddings import EmbeddingRoutes
 from rebar.service.http.errors import HttpError
 from rebar.service.http.health import HealthRoutes
 from rebar.service.http.keys import KeyGuard
@@ -20,6 +21,7 @@ from rebar.service.http.lifecycle import Lifecycle
 from rebar.service.http.loop_guard import LoopGuard
 from rebar.service.http.metrics import ServiceMetrics
 from rebar.service.http.middleware import RequestMiddleware, error_answer
+from rebar.service.http.off_loop import OffLoop
 from rebar.service.http.openapi import component_schemas
 from rebar.service.http.reading import MAX_BODY_BYTES
 from rebar.service.http.routes import Routes, api_router
@@ -42,6 +44,10 @@ Temperatures up to {GREEDY_BELOW} are greedy. Without a `seed` one is drawn. Cho
 seed of its own, made of the request's. In chat, control tokens in the text of a message are plain
 text; in `/v1/completions` and `/tokenize` they are control tokens. Text parts of a message are
 joined by a line end.
+
+**Embeddings** are hidden states behind the final norm, their mean or (`pooling`: `last`) the last
+one, at length 1. `dimensions` keeps the first so many numbers, at length 1 again. Control tokens in
+a text are plain text; a text longer than the context is refused.
 
 **Keys.** Where the server was started with API keys, every path but /health, /health/ready,
 /health/live and /metrics wants one, as `Authorization: Bearer KEY` or in `x-api-key`. Requests of
@@ -78,7 +84,8 @@ def create_app(
     lifecycle = lifecycle or Lifecycle()
     guard = LoopGuard(lifecycle.limits.block)
     metrics = ServiceMetrics(router, guard)
-    routes = Routes(router, metrics)
+    off_loop = OffLoop()
+    routes = Routes(router, metrics, off_loop)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -87,7 +94,7 @@ def create_app(
         yield
         guard.stop()
         await router.stop()
-        routes.close()
+        off_loop.close()
 
     app = RebarApp(
         title="Rebar",
@@ -98,7 +105,7 @@ def create_app(
         docs_url=None,  # it would load its scripts from somebody else's server
         redoc_url=None,
     )
-    app.include_router(api_router(routes))
+    app.include_router(api_router(routes, EmbeddingRoutes(router, off_loop)))
     app.include_router(HealthRoutes(router, lifecycle).api())
     app.add_exception_handler(RebarError, _answer_error)
     app.add_exception_handler(HTTPException, _answer_http_exception)
