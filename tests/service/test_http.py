@@ -227,6 +227,7 @@ def test_openapi_document_is_complete(live: Live) -> None:
     assert set(document["paths"]) == {
         "/v1/chat/completions",
         "/v1/completions",
+        "/v1/embeddings",
         "/v1/models",
         "/v1/models/{model}",
         "/v1/requests/{request_id}",

@@ -10,6 +10,7 @@ import msgspec
 
 from rebar.errors import EngineError, InputError, RebarError
 from rebar.graph.sequence import MAX_GUESSES, Row, Sampled
+from rebar.service.embedding import PooledGeneration
 from rebar.service.generation import Generation
 from rebar.service.grammar import Grammars
 from rebar.service.interfaces import StepRunner, TextOpener
@@ -202,7 +203,12 @@ class InferenceEngine:
                 if self._grammars is None:
                     raise EngineError("This engine knows no grammars. Send a request without one.")
                 grammar = self._grammars.open(packet.grammar, packet.said)
-            generation = Generation(packet, self.open_text(packet.stop), self.clock(), grammar)
+            text, now = self.open_text(packet.stop), self.clock()
+            generation = (
+                PooledGeneration(packet, text, now)
+                if packet.pooling
+                else Generation(packet, text, now, grammar)
+            )
             self.scheduler.add(generation)
         except Exception as error:
             return Delta(ticket=packet.ticket, failure=failure_of(error))
@@ -260,7 +266,7 @@ class InferenceEngine:
         if isinstance(answer, Exception):
             return answer
         for i, sampled in enumerate(answer):
-            wrong = self._fault(sampled)
+            wrong = self._fault(row, sampled)
             # What only a guess led to is asked again, should it be needed, where it stands alone.
             if wrong is not None and i >= len(answer) - generation.sequence.guesses:
                 answer = answer[:i]
@@ -272,10 +278,10 @@ class InferenceEngine:
         except Exception as error:
             return error
 
-    def _fault(self, sampled: Sampled) -> Exception | None:
+    def _fault(self, row: Row, sampled: Sampled) -> Exception | None:
         if sampled.error is not None:
             return sampled.error
-        if 0 <= sampled.id < self.vocab_size:
+        if row.hidden or 0 <= sampled.id < self.vocab_size:
             return None
         return EngineError(
             f"The model chose id {sampled.id}, which is no token of its vocabulary. "

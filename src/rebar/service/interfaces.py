@@ -60,6 +60,10 @@ class StepRunner(Protocol):
         """Most positions computed in one step."""
 
     @property
+    def width(self) -> int:
+        """Numbers in a hidden state."""
+
+    @property
     def kv(self) -> BlockPool:
         """Where keys and values of sequences are kept."""
 

@@ -111,7 +111,7 @@ class Validator:
             check_range("logprobs", body.logprobs, 0, MAX_TOP_LOGPROBS)
         if body.max_tokens is not None:
             check_range("max_tokens", body.max_tokens, 0 if body.echo else 1, MAX_COUNT)
-        prompts = list(self._prompts(body.prompt))
+        prompts = list(self.prompts(body.prompt))
         ids = [prompt for prompt, _ in prompts]
         default = DEFAULT_COMPLETION_TOKENS
         job = self._job(body, caller, ids, body.logprobs, body.max_tokens, default=default)
@@ -137,27 +137,31 @@ class Validator:
         refuse_lost_tools(turns, tools or [], template)
         return template.encode(turns, tools=tools, add_generation_prompt=add_generation_prompt)
 
-    def _prompts(
-        self, prompt: str | list[str | int | list[int]]
+    def prompts(
+        self,
+        prompt: str | list[str | int | list[int]],
+        param: str = "prompt",
+        *,
+        special: bool = True,
     ) -> Iterator[tuple[list[int], str]]:
-        """Each prompt as ids and as text."""
+        """Each prompt as ids and as text. special: control tokens in a text are control tokens."""
         items: list[str | int | list[int]]
         if isinstance(prompt, list) and all(isinstance(item, int) for item in prompt) and prompt:
             items = [[item for item in prompt if isinstance(item, int)]]
         else:
             items = [prompt] if isinstance(prompt, str) else prompt
         if not items:
-            raise InputError("`prompt` is empty.", param="prompt")
+            raise InputError(f"`{param}` is empty.", param=param)
         if len({type(item) for item in items}) > 1:
             raise InputError(
-                "`prompt` must be text, a list of texts, ids, or a list of ids.", param="prompt"
+                f"`{param}` must be text, a list of texts, ids, or a list of ids.", param=param
             )
         tokenizer = self.model.tokenizer
         for item in items:
             if isinstance(item, str):
-                yield checked_prompt(tokenizer.encode(item, special=True)), item
+                yield checked_prompt(tokenizer.encode(item, special=special), param), item
             elif isinstance(item, list):
-                ids = checked_prompt(self.checked_ids(item, "prompt"))
+                ids = checked_prompt(self.checked_ids(item, param), param)
                 yield ids, tokenizer.decode(ids)
 
     def checked_ids(self, ids: list[int], param: str) -> list[int]:
@@ -314,12 +318,10 @@ def stops_of(stop: str | list[str] | None) -> tuple[str, ...]:
     return tuple(dict.fromkeys(stops))
 
 
-def checked_prompt(ids: list[int]) -> list[int]:
+def checked_prompt(ids: list[int], param: str = "prompt") -> list[int]:
     """The prompt, which must have a token."""
     if not ids:
-        raise InputError(
-            "`prompt` has no tokens; give the model something to continue.", param="prompt"
-        )
+        raise InputError(f"`{param}` has no tokens; give the model something to read.", param=param)
     return ids
 
 

@@ -10,8 +10,15 @@ import msgspec
 
 from rebar.service.history import RequestStory
 from rebar.service.http.answers import ChatCompletion, Completion
+from rebar.service.http.embeddings import EmbeddingList
 from rebar.service.http.errors import ErrorBody
-from rebar.service.wire import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
+from rebar.service.wire import (
+    ChatBody,
+    CompletionBody,
+    DetokenizeBody,
+    EmbeddingBody,
+    TokenizeBody,
+)
 
 
 class ModelObject(msgspec.Struct):
@@ -79,6 +86,8 @@ TYPES: tuple[type[msgspec.Struct], ...] = (
     DetokenizeBody,
     ChatCompletion,
     Completion,
+    EmbeddingBody,
+    EmbeddingList,
     ErrorBody,
     ModelObject,
     ModelList,
@@ -141,6 +150,7 @@ _GENERATION = (400, 404, 413, 415, 429, 500, 503, 504)
 _TEXT = (400, 404, 413, 415)
 CHAT = _post(ChatBody, ChatCompletion, stream=True, errors=_GENERATION)
 COMPLETIONS = _post(CompletionBody, Completion, stream=True, errors=_GENERATION)
+EMBEDDINGS = _post(EmbeddingBody, EmbeddingList, errors=_GENERATION)
 TOKENIZE = _post(TokenizeBody, TokenizeAnswer, errors=_TEXT)
 DETOKENIZE = _post(DetokenizeBody, DetokenizeAnswer, errors=_TEXT)
 MODELS = _get(ModelList)

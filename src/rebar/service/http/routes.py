@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import secrets
 import time
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 import msgspec
@@ -16,13 +13,14 @@ from starlette.types import Receive, Scope, Send
 
 from rebar.errors import InputError
 from rebar.service.body import decode_body
-from rebar.service.grammar_check import GrammarChecker
 from rebar.service.http import openapi
 from rebar.service.http.answers import Heading, chat_answer, collect, completion_answer
 from rebar.service.http.choices import Choices, Piece
+from rebar.service.http.embeddings import EmbeddingRoutes
 from rebar.service.http.errors import HttpError
 from rebar.service.http.metrics import ServiceMetrics
 from rebar.service.http.middleware import record_of
+from rebar.service.http.off_loop import OffLoop
 from rebar.service.http.reading import read_body, until_disconnect
 from rebar.service.http.sse import CHAT, COMPLETION, Dialect, EventWriter, events
 from rebar.service.http.urgency import with_urgency
@@ -30,11 +28,6 @@ from rebar.service.router import ModelService, RequestStream, ServiceRouter
 from rebar.service.validator import Job
 from rebar.service.wire import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
 
-INLINE_BYTES = 4 * 1024
-"""A body up to this size is checked and tokenized in the event loop: 2 ms at 2 MB/s. Longer ones go
-to a thread, so that they hold nobody up."""
-
-T = TypeVar("T")
 B = TypeVar("B", ChatBody, CompletionBody, TokenizeBody, DetokenizeBody)
 
 
@@ -68,18 +61,10 @@ Pieces = dict[int, Piece]
 class Routes:
     """The handlers and what they share."""
 
-    def __init__(self, router: ServiceRouter, metrics: ServiceMetrics) -> None:
+    def __init__(self, router: ServiceRouter, metrics: ServiceMetrics, off_loop: OffLoop) -> None:
         self._router = router
         self._metrics = metrics
-        self._text_threads = ThreadPoolExecutor(2, thread_name_prefix="rebar-text")
-        self._grammar_thread = ThreadPoolExecutor(1, thread_name_prefix="rebar-check")
-        self._checker = GrammarChecker()
-
-    def close(self) -> None:
-        """Ends the text threads and the grammar checker."""
-        self._text_threads.shutdown(wait=False)
-        self._grammar_thread.shutdown(wait=False)
-        self._checker.close()
+        self._off_loop = off_loop
 
     async def chat(self, request: Request) -> Response:
         """Answers a conversation, whole or as a stream of events."""
@@ -119,10 +104,9 @@ class Routes:
                 return service, service.validator.chat(body, caller)
             return service, service.validator.completion(body, caller)
 
-        service, job = await self._off_loop(len(raw), validate)
+        service, job = await self._off_loop.run(len(raw), validate)
         if job.grammar:
-            loop = asyncio.get_running_loop()
-            await loop.run_in_executor(self._grammar_thread, self._checker.check, job.grammar)
+            await self._off_loop.check(job.grammar)
         return service, job
 
     async def _answer(
@@ -199,7 +183,7 @@ class Routes:
                 answer["token_strs"] = [raw.decode("utf-8", "replace") for raw in pieces]
             return msgspec.json.encode(answer)
 
-        return _json_response(await self._off_loop(len(raw), work))
+        return _json_response(await self._off_loop.run(len(raw), work))
 
     async def detokenize(self, request: Request) -> Response:
         """Text of token ids."""
@@ -211,17 +195,11 @@ class Routes:
             ids = service.validator.checked_ids(body.tokens, "tokens")
             return msgspec.json.encode({"prompt": service.model.tokenizer.decode(ids)})
 
-        return _json_response(await self._off_loop(len(raw), work))
+        return _json_response(await self._off_loop.run(len(raw), work))
 
     async def metrics(self) -> Response:
         """Numbers for Prometheus."""
         return Response(self._metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
-
-    async def _off_loop(self, size: int, work: Callable[[], T]) -> T:
-        """Runs `work`, in a thread when the body is long enough to hold up other clients."""
-        if size <= INLINE_BYTES:
-            return work()
-        return await asyncio.get_running_loop().run_in_executor(self._text_threads, work)
 
 
 def describe_model(service: ModelService) -> dict[str, object]:
@@ -240,12 +218,13 @@ def _json_response(body: bytes, status: int = 200) -> Response:
     return Response(body, status, media_type="application/json")
 
 
-def api_router(routes: Routes) -> APIRouter:
+def api_router(routes: Routes, embeddings: EmbeddingRoutes) -> APIRouter:
     """Every route with its place in the OpenAPI document."""
     api = APIRouter()
     post, get = api.post, api.get
     post("/v1/chat/completions", **openapi.CHAT)(routes.chat)
     post("/v1/completions", **openapi.COMPLETIONS)(routes.completions)
+    post("/v1/embeddings", **openapi.EMBEDDINGS)(embeddings.embeddings)
     get("/v1/requests/{request_id:path}", **openapi.REQUEST)(routes.request)
     get("/v1/models", **openapi.MODELS)(routes.models)
     get("/v1/models/{model:path}", **openapi.MODEL)(routes.model)
