@@ -28,8 +28,8 @@ std::pair<std::vector<int32_t>, std::vector<float>> guess(Lookup& lookup, const 
   std::array<int32_t, kMost> ids;
   std::array<float, kMost> chances;
   lookup.read(known, prompt);
-  const int64_t count = lookup.guess(known, {ids.data(), static_cast<size_t>(most)},
-                                     {chances.data(), static_cast<size_t>(most)});
+  const int64_t count =
+      lookup.guess(known, {ids.data(), static_cast<size_t>(most)}, {chances.data(), static_cast<size_t>(most)});
   return {{ids.data(), ids.data() + count}, {chances.data(), chances.data() + count}};
 }
 

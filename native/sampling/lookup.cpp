@@ -11,7 +11,7 @@ constexpr int32_t kLongest = 32;  // a longer match says no more
 constexpr int32_t kResume = 4;    // after so long a match one id may differ and the rest go on
 // Chances by class of length (none but resumed, 2, 3, 4-5, 6-8, 9-15, 16-31, 32) before anything is known, as chat
 // models answer: worth kPrior observations. Of what was observed the latest kMemory count.
-constexpr float kFirst[] = {0.3f, 0.15f, 0.3f, 0.5f, 0.7f, 0.85f, 0.9f, 0.95f};
+constexpr float kFirst[] = {0.25f, 0.1f, 0.25f, 0.4f, 0.6f, 0.75f, 0.85f, 0.95f};
 constexpr float kPrior = 3.0f, kMemory = 16.0f;
 
 }  // namespace
@@ -96,7 +96,8 @@ int64_t Lookup::guess(std::span<const int32_t> known, std::span<int32_t> ids, st
     const int64_t at = source_ + i;
     ids[i] = at < seen_ ? known[at] : ids[at - seen_];
     // A guess after a place that was left stands on the guesses before it.
-    const int32_t length = length_ == 0 && i > 0 ? std::max<int32_t>(static_cast<int32_t>(i), 2) : length_ + static_cast<int32_t>(i);
+    const int32_t length =
+        length_ == 0 && i > 0 ? std::max<int32_t>(static_cast<int32_t>(i), 2) : length_ + static_cast<int32_t>(i);
     chances[i] = together *= chance(std::min(length, kLongest));
   }
   return static_cast<int64_t>(ids.size());

@@ -43,8 +43,8 @@ class Lookup {
   void seek(std::span<const int32_t> known);
 
   int64_t seen_ = 0;
-  int64_t source_ = -1;  // ids[source_] is the guess for the next id; -1: none
-  int32_t length_ = 0;   // of the match before source_, at most kLongest; 0: the id before it was another one
+  int64_t source_ = -1;           // ids[source_] is the guess for the next id; -1: none
+  int32_t length_ = 0;            // of the match before source_, at most kLongest; 0: the id before it was another one
   std::vector<int32_t> latest_;   // by slot: the position after the latest such pair, -1 for none
   std::vector<int32_t> earlier_;  // by position: the one before it of the same slot
   std::array<Tally, kClasses> tallies_;

@@ -139,7 +139,8 @@ def requests(draw: st.DrawFn) -> list[tuple[RequestPacket, str, int]]:
     """Packets with prompts of one beginning; how each is to stop, and after about how many ids."""
     asked = []
     for i in range(draw(st.integers(1, 5))):
-        length, fields = draw(LENGTHS), draw(ASKED)
+        length = draw(LENGTHS)
+        fields: dict[str, Any] = draw(ASKED)
         packet = RequestPacket(
             ticket=i + 1,
             request_id=f"r{i}",
@@ -282,9 +283,9 @@ def test_a_choice_taken_over_among_guesses(engines: Engines, cut: int) -> None:
 
 
 def test_what_a_wrong_guess_computed_is_never_shared(engines: Engines) -> None:
-    """The last position of a block is computed over a wrong guess; then its choice is cancelled. The
-    ids up to there are known, and a block known by them would give its keys and values to whoever
-    begins with the right ones.
+    """The last position of a block is computed over a wrong guess; then its choice is cancelled.
+    The ids up to there are known, and a block known by them would give its keys and values to
+    whoever begins with the right ones.
     """
     first = packet(1, SamplingParams(temperature=0.0), prompt=[60] * 14, max_tokens=12)
     answer = ids_of(engines.alone([first])[1])
@@ -308,10 +309,10 @@ def test_real_weights(smollm2_path: Path) -> None:
         for i, sampling in enumerate(VARIED)
     ]
     plain, eager = engine_of(file, 0), engine_of(file, MAX_GUESSES)
-    expected = {}
+    expected: dict[int, object] = {}
     for one in packets:
         expected |= {t: summary(d) for t, d in run(plain, [one]).items()}
-    heard = {}
+    heard: dict[int, object] = {}
     for one in packets:
         heard |= {t: summary(d) for t, d in run(eager, [one]).items()}
     assert heard == expected

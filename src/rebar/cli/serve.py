@@ -12,7 +12,7 @@ from rebar.cli import STARTED
 from rebar.cli.options import (
     DEFAULT_MODEL,
     AccessFlags,
-    EngineFlags,
+    AnswerFlags,
     Host,
     LimitFlags,
     Model,
@@ -35,7 +35,7 @@ def serve(
     host: Host = "127.0.0.1",
     port: Port = 8000,
     api_model_name: Annotated[str | None, Parameter(help="Name that clients use.")] = None,
-    flags: EngineFlags | None = None,
+    flags: AnswerFlags | None = None,
     limits: LimitFlags | None = None,
     access: AccessFlags | None = None,
     offline: Offline = False,
@@ -51,7 +51,7 @@ def serve(
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
 
     def load() -> ModelService:
-        return _load(model, api_model_name or model, flags or EngineFlags(), offline)
+        return _load(model, api_model_name or model, flags or AnswerFlags(), offline)
 
     def ready(url: str) -> None:
         seconds = time.perf_counter() - STARTED
@@ -63,7 +63,7 @@ def serve(
     run(load, host=host, port=port, limits=waits, access=who, on_ready=ready)
 
 
-def _load(model: str, name: str, flags: EngineFlags, offline: bool) -> ModelService:
+def _load(model: str, name: str, flags: AnswerFlags, offline: bool) -> ModelService:
     """The model in an engine process; says what the machine and the plan are, and how long each
     phase took.
     """
@@ -86,7 +86,7 @@ def _load(model: str, name: str, flags: EngineFlags, offline: bool) -> ModelServ
         file = open_source(source, where.cache, shown)
     for line in plan_memory(file, options, device.budget).lines():
         note(f"  {line}")
-    spec = spec_of(file, options)
+    spec = spec_of(file, options, flags.guesses)
     with timed("engine"):
         first = EngineProcess(spec)
     served = open_served(file, first.ready.limits, name=name)

@@ -27,7 +27,7 @@ SERVING = {"host", "port", "api_model_name"}
 SERVING |= {"api_key", "api_keys_file", "cors_origin"}
 SERVING |= {"drain_timeout", "request_timeout", "write_timeout", "read_timeout"}
 OTHERS = {"prompt", "text", "source", "target", "system", "chat", "special", "force", "json"}
-OTHERS |= {"only", "repeats"}
+OTHERS |= {"only", "repeats", "speculation"}
 FLAGS = frozenset(MODEL | SAMPLING | SERVING | OTHERS)
 PLACES = frozenset(["cache", "isa"])
 

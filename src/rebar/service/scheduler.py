@@ -267,12 +267,13 @@ class Scheduler:
 
     def _guess(self, counts: dict[Generation, int]) -> None:
         """Lets those that decode go on over guesses, where nobody else needs the room."""
-        speculation = self.speculation
+        for generation in counts:
+            generation.sequence.guesses = 0  # of a plan that was not carried out
         if any(generation.remaining != 1 for generation in counts):
             return
         decoding = list(counts)
         for generation, ids in zip(
-            decoding, speculation.offer(decoding, self.max_rows), strict=True
+            decoding, self.speculation.offer(decoding, self.max_rows), strict=True
         ):
             if ids:
                 generation.guess(ids[: self._reach(generation, len(ids))])

@@ -77,7 +77,7 @@ HISTOGRAMS: tuple[tuple[str, str, Callable[[Measures], Histogram]], ...] = (
     ),
     (
         "rebar_inter_token_latency_seconds",
-        "Between one token of a choice and the next",
+        "Between one token of a choice and the next; those that come together count once",
         lambda m: m.inter_token,
     ),
     (
