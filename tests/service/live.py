@@ -25,9 +25,10 @@ from rebar.service.model import LoadedModel, ServedModel
 from rebar.service.router import ModelService, ServiceRouter
 from rebar.service.server import bind
 from tests.service.fakes import TEMPLATE, ScriptedRunner, scripted_tokenizer
+from tests.service.probe import PROBE as PROBE
+from tests.service.probe import Probe
 
 CHAT, PLAIN = "/v1/chat/completions", "/v1/completions"
-PROBE = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 4, "temperature": 0}
 NAME = "scripted"
 
 
@@ -64,13 +65,16 @@ def scripted_service(runner: ScriptedRunner, **options: Any) -> ModelService:
     return ModelService.in_thread(model.served, model.engine)
 
 
-class Live:
-    """A running server."""
+class Client:
+    """What tests ask of a server, wherever it runs. `probe` compares with how it was when this was
+    made.
+    """
 
-    def __init__(self, service: ModelService, runner: ScriptedRunner, port: int) -> None:
-        self.service, self.runner, self.port = service, runner, port
-        self.url = f"http://127.0.0.1:{port}"
-        self.http = httpx.Client(base_url=self.url, timeout=20, trust_env=False)
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self.port = int(url.rsplit(":", 1)[1])
+        self.http = httpx.Client(base_url=url, timeout=20, trust_env=False)
+        self.probed = Probe(url)
 
     def chat(self, **fields: object) -> httpx.Response:
         """POST /v1/chat/completions with PROBE's message unless another is given."""
@@ -88,24 +92,31 @@ class Live:
 
     def probe(self) -> None:
         """PROBE: the server answers as ever and holds nothing."""
-        self.runner.reset()
-        self.runner.script = [ord("o"), ord("k")]
-        answer = self.http.post("/v1/chat/completions", json=PROBE)
-        assert answer.status_code == 200, answer.text
-        assert answer.json()["choices"][0]["message"]["content"] == "ok"
-        self.at_rest()
+        self.probed.check()
 
     def at_rest(self, within: float = 2.0) -> None:
         """No block held, nothing running, nothing waiting."""
-        deadline = time.monotonic() + within
-        while time.monotonic() < deadline and not self._idle():
-            time.sleep(0.01)
-        assert self._idle(), self.service.stats
+        self.probed.at_rest(within)
 
-    def _idle(self) -> bool:
-        stats, pool = self.service.stats, self.runner.kv
-        quiet = stats.running == stats.waiting == self.service.open == 0
-        return quiet and pool.free_blocks == pool.total_blocks
+    def close(self) -> None:
+        """Ends its connections."""
+        self.http.close()
+        self.probed.close()
+
+
+class Live(Client):
+    """A running server of the scripted model, in a thread."""
+
+    def __init__(self, service: ModelService, runner: ScriptedRunner, port: int) -> None:
+        self.service, self.runner = service, runner
+        with runner.saying(b"ok"):
+            super().__init__(f"http://127.0.0.1:{port}")
+
+    def probe(self) -> None:
+        """PROBE. Work of clients that left must end by itself, so the script changes only then."""
+        self.at_rest()
+        with self.runner.saying(b"ok"):
+            super().probe()
 
 
 @contextlib.contextmanager
@@ -129,17 +140,28 @@ def running(service: ModelService, limits: TimeLimits | None = None) -> Iterator
 
 
 @contextlib.contextmanager
+def probed(service: ModelService, limits: TimeLimits | None = None) -> Iterator[Client]:
+    """A server for `service`; PROBE before and after."""
+    with running(service, limits) as port:
+        client = Client(f"http://127.0.0.1:{port}")
+        yield client
+        client.probe()
+        client.close()
+
+
+@contextlib.contextmanager
 def serving(
     runner: ScriptedRunner,
     service: ModelService | None = None,
     limits: TimeLimits | None = None,
 ) -> Iterator[Live]:
-    """Runs a server for the scripted model."""
+    """Runs a server for the scripted model; PROBE before and after."""
     service = service or scripted_service(runner)
     with running(service, limits) as port:
         live = Live(service, runner, port)
         yield live
-        live.http.close()
+        live.probe()
+        live.close()
     assert runner.closed
 
 
@@ -177,7 +199,7 @@ def said(answer: httpx.Response) -> tuple[str, str | None, int | None]:
     return text, finish, usage
 
 
-def refused(live: Live, path: str, raw: str | bytes, param: str | None = None) -> dict[str, object]:
+def refused(live: Client, path: str, raw: str | bytes, param: str | None = None) -> dict[str, object]:
     """Posts, asserts a 400 with an OpenAI error object (about `param`), returns the error."""
     answer = live.post(path, raw if isinstance(raw, bytes) else raw.encode())
     assert answer.status_code == 400, answer.text

@@ -156,4 +156,3 @@ def test_a_request_larger_than_the_cache(
             assert str(prompt) in message
         else:
             assert said(answer) == ("z" * expected, "length", expected)
-        live.probe()

@@ -138,7 +138,6 @@ def test_many_clients_leave_in_every_state(caplog: pytest.LogCaptureFixture) -> 
         for thread in threads:
             thread.join()
         live.at_rest(within=1.0)
-        live.probe()
     assert not [record for record in caplog.records if record.levelname in ("ERROR", "CRITICAL")]
 
 
@@ -156,7 +155,6 @@ def test_full_queue_is_a_429() -> None:
             assert refused.json()["error"]["type"] == "rate_limit_error"
             assert live.complete(n=4).status_code == 400, "more choices than can ever be held"
             assert [answer.result(10).status_code for answer in inside] == [200] * 3
-        live.probe()
 
 
 def test_engine_that_does_not_advance_is_not_healthy(

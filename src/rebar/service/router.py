@@ -104,6 +104,10 @@ class Worker(Protocol):
     def restarts(self) -> int:
         """How often the engine was replaced."""
 
+    @property
+    def pid(self) -> int | None:
+        """The process that computes; None while the next one starts."""
+
     def start(self) -> None:
         """Begins, called in the loop."""
 
