@@ -70,6 +70,8 @@ class Client:
     made.
     """
 
+    vocab_size: int
+
     def __init__(self, url: str) -> None:
         self.url = url
         self.port = int(url.rsplit(":", 1)[1])
@@ -109,6 +111,7 @@ class Live(Client):
 
     def __init__(self, service: ModelService, runner: ScriptedRunner, port: int) -> None:
         self.service, self.runner = service, runner
+        self.vocab_size = service.model.limits.vocab_size
         with runner.saying(b"ok"):
             super().__init__(f"http://127.0.0.1:{port}")
 
@@ -199,7 +202,9 @@ def said(answer: httpx.Response) -> tuple[str, str | None, int | None]:
     return text, finish, usage
 
 
-def refused(live: Client, path: str, raw: str | bytes, param: str | None = None) -> dict[str, object]:
+def refused(
+    live: Client, path: str, raw: str | bytes, param: str | None = None
+) -> dict[str, object]:
     """Posts, asserts a 400 with an OpenAI error object (about `param`), returns the error."""
     answer = live.post(path, raw if isinstance(raw, bytes) else raw.encode())
     assert answer.status_code == 400, answer.text
