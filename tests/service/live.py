@@ -106,14 +106,22 @@ class Client:
         self.probed.close()
 
 
-class Live(Client):
-    """A running server of the scripted model, in a thread."""
+class Served(Client):
+    """A server in a thread of the test, whose service can be looked into."""
+
+    def __init__(self, service: ModelService, port: int) -> None:
+        self.service = service
+        self.vocab_size = service.model.limits.vocab_size
+        super().__init__(f"http://127.0.0.1:{port}")
+
+
+class Live(Served):
+    """One of the scripted model."""
 
     def __init__(self, service: ModelService, runner: ScriptedRunner, port: int) -> None:
-        self.service, self.runner = service, runner
-        self.vocab_size = service.model.limits.vocab_size
+        self.runner = runner
         with runner.saying(b"ok"):
-            super().__init__(f"http://127.0.0.1:{port}")
+            super().__init__(service, port)
 
     def probe(self) -> None:
         """PROBE. Work of clients that left must end by itself, so the script changes only then."""
@@ -143,10 +151,10 @@ def running(service: ModelService, limits: TimeLimits | None = None) -> Iterator
 
 
 @contextlib.contextmanager
-def probed(service: ModelService, limits: TimeLimits | None = None) -> Iterator[Client]:
+def probed(service: ModelService, limits: TimeLimits | None = None) -> Iterator[Served]:
     """A server for `service`; PROBE before and after."""
     with running(service, limits) as port:
-        client = Client(f"http://127.0.0.1:{port}")
+        client = Served(service, port)
         yield client
         client.probe()
         client.close()

@@ -1,4 +1,4 @@
-"""Malformed and hostile requests: CASES group (c), each followed by PROBE (the end of the fixtures)."""
+"""Malformed and hostile requests: CASES group (c), each followed by PROBE (in the fixtures)."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def test_no_stop(live: Live, stop: str) -> None:
     ],
 )
 def test_prompt_ids(anywhere: Client, prompt: object, caplog: pytest.LogCaptureFixture) -> None:
-    """A-c4: prompt [-1] with verbose logging crashed the server, or was read from the table's end."""
+    """A-c4: prompt [-1] with verbose logging crashed the server, or read the table's end."""
     with caplog.at_level("DEBUG"):
         refused(anywhere, PLAIN, json.dumps({"prompt": prompt}), "prompt")
         for outside in (anywhere.vocab_size, -anywhere.vocab_size):
