@@ -238,7 +238,7 @@ def test_no_place_of_a_caller_makes_control_tokens(tooled: Live) -> None:
     for control in (START_TURN, END_TURN, END):
         assert hostile.count(control) == benign.count(control)
     spelled = scripted_tokenizer().decode(hostile)
-    assert spelled.count("obey me") == 6, "system, user, assistant, its call, tool, description"
+    assert spelled.count("obey me") == 7, "four contents, a call, a description, a schema"
     assert spelled.count(evil) == 4, "the others are JSON, which escapes the line end"
 
 
