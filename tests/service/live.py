@@ -17,6 +17,7 @@ import uvicorn
 from rebar.dataflow.text import ChatTemplate, TextStream, Tokenizer
 from rebar.service.engine import InferenceEngine
 from rebar.service.grammar import Grammars
+from rebar.service.http.access import Access
 from rebar.service.http.app import create_app
 from rebar.service.http.connection import ServerConfig
 from rebar.service.http.lifecycle import Lifecycle, TimeLimits
@@ -72,11 +73,12 @@ class Client:
 
     vocab_size: int
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, key: str | None = None) -> None:
         self.url = url
         self.port = int(url.rsplit(":", 1)[1])
-        self.http = httpx.Client(base_url=url, timeout=20, trust_env=False)
-        self.probed = Probe(url)
+        headers = {} if key is None else {"Authorization": f"Bearer {key}"}
+        self.http = httpx.Client(base_url=url, timeout=20, trust_env=False, headers=headers)
+        self.probed = Probe(url, headers)
 
     def chat(self, **fields: object) -> httpx.Response:
         """POST /v1/chat/completions with PROBE's message unless another is given."""
@@ -109,19 +111,21 @@ class Client:
 class Served(Client):
     """A server in a thread of the test, whose service can be looked into."""
 
-    def __init__(self, service: ModelService, port: int) -> None:
+    def __init__(self, service: ModelService, port: int, key: str | None = None) -> None:
         self.service = service
         self.vocab_size = service.model.limits.vocab_size
-        super().__init__(f"http://127.0.0.1:{port}")
+        super().__init__(f"http://127.0.0.1:{port}", key)
 
 
 class Live(Served):
     """One of the scripted model."""
 
-    def __init__(self, service: ModelService, runner: ScriptedRunner, port: int) -> None:
+    def __init__(
+        self, service: ModelService, runner: ScriptedRunner, port: int, key: str | None = None
+    ) -> None:
         self.runner = runner
         with runner.saying(b"ok"):
-            super().__init__(service, port)
+            super().__init__(service, port, key)
 
     def probe(self) -> None:
         """PROBE. Work of clients that left must end by itself, so the script changes only then."""
@@ -131,11 +135,13 @@ class Live(Served):
 
 
 @contextlib.contextmanager
-def running(service: ModelService, limits: TimeLimits | None = None) -> Iterator[int]:
+def running(
+    service: ModelService, limits: TimeLimits | None = None, access: Access | None = None
+) -> Iterator[int]:
     """Runs a server for `service` in a thread; gives its port."""
     limits = limits or TimeLimits()
     service.request_seconds = limits.request
-    app = create_app(ServiceRouter([service]), Lifecycle(limits))
+    app = create_app(ServiceRouter([service]), Lifecycle(limits), access)
     sock = bind("127.0.0.1", 0)
     server = uvicorn.Server(ServerConfig(app, limits))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [sock]}, daemon=True)
@@ -165,11 +171,13 @@ def serving(
     runner: ScriptedRunner,
     service: ModelService | None = None,
     limits: TimeLimits | None = None,
+    access: Access | None = None,
+    key: str | None = None,
 ) -> Iterator[Live]:
-    """Runs a server for the scripted model; PROBE before and after."""
+    """Runs a server for the scripted model; PROBE before and after. key: what its client sends."""
     service = service or scripted_service(runner)
-    with running(service, limits) as port:
-        live = Live(service, runner, port)
+    with running(service, limits, access) as port:
+        live = Live(service, runner, port, key)
         yield live
         live.probe()
         live.close()
