@@ -98,7 +98,7 @@ class Client:
         """PROBE: the server answers as ever and holds nothing."""
         self.probed.check()
 
-    def at_rest(self, within: float = 2.0) -> None:
+    def at_rest(self, within: float = 10.0) -> None:
         """No block held, nothing running, nothing waiting."""
         self.probed.at_rest(within)
 

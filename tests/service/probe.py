@@ -26,7 +26,7 @@ class Probe:
         self.at_rest(10.0)
         self.workers = self.pids()
 
-    def check(self, within: float = 2.0) -> None:
+    def check(self, within: float = 10.0) -> None:
         """The server is at rest, answers PROBE as before, and is at rest again; nobody was replaced
         meanwhile.
         """

@@ -198,9 +198,9 @@ def test_small_parts_of_a_body_are_no_large_head(anywhere: Client) -> None:
 
 @pytest.fixture(scope="module")
 def patient_server() -> Iterator[Live]:
-    """Half a second for a request to come whole."""
+    """A second for a request to come whole."""
     runner = ScriptedRunner(kv_blocks=256, max_context=1024)
-    with serving(runner, scripted_service(runner), TimeLimits(read=0.4)) as live:
+    with serving(runner, scripted_service(runner), TimeLimits(read=1.0)) as live:
         yield live
 
 
@@ -212,7 +212,7 @@ def test_what_comes_behind_a_request_does_not_reach_its_answer(
     request that did not go on reset it when the read time was over.
     """
     live = patient_server
-    live.runner.script, live.runner.slow = list(b"abcdefghij" * 3), 0.03
+    live.runner.script, live.runner.slow = list(b"abcdefghij" * 3), 0.05
     raw = request("POST", PLAIN, {"prompt": "go", "max_tokens": 40, "stream": True}).encode()
     got = b""
     with socket.create_connection(("127.0.0.1", live.port), timeout=10) as sock:
