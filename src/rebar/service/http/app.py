@@ -59,8 +59,8 @@ counts tokens, those that had been computed before are in `cache_read_input_toke
 `input_tokens`.
 
 **Errors** are `{{"error": {{"message", "type", "param", "code"}}}}`, under /v1/messages
-`{{"type": "error", "error": {{"type", "message"}}, "request_id"}}`. A failure after a stream began is
-one such event (`error` and `response.failed` of Responses); then the stream ends, without `[DONE]`.
+`{{"type": "error", "error": {{"type", "message"}}, "request_id"}}`. A failure after a stream began
+is one such event (`error` and `response.failed` of Responses); then it ends, without `[DONE]`.
 A client that closes its side of the connection, even only for writing, has left: its work ends.
 """
 
