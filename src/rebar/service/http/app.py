@@ -53,9 +53,15 @@ a text are plain text; a text longer than the context is refused.
 /health/live and /metrics wants one, as `Authorization: Bearer KEY` or in `x-api-key`. Requests of
 one tenant do not share computed prompts with another's, nor see its history.
 
-**Errors** are `{{"error": {{"message", "type", "param", "code"}}}}`. A failure after a stream began
-is one such event; then the stream ends without `[DONE]`. A client that closes its side of the
-connection, even only for writing, has left: its work ends.
+**Responses and Messages** are turned into chat requests. Nothing is stored: a conversation comes
+whole with each request. What a route does not know of these APIs it refuses by name. Where Messages
+counts tokens, those that had been computed before are in `cache_read_input_tokens`, apart from
+`input_tokens`.
+
+**Errors** are `{{"error": {{"message", "type", "param", "code"}}}}`, under /v1/messages
+`{{"type": "error", "error": {{"type", "message"}}, "request_id"}}`. A failure after a stream began
+is one such event (`error` and `response.failed` of Responses); then it ends, without `[DONE]`.
+A client that closes its side of the connection, even only for writing, has left: its work ends.
 """
 
 
