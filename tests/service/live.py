@@ -55,6 +55,7 @@ def scripted_model(
         kv_tokens=runner.kv.total_blocks * runner.kv.block_size,
         vocab_size=tokenizer.vocab_size,
         max_open=max_running + max_waiting,
+        width=runner.width,
     )
     model = ServedModel(NAME, tokenizer, ChatTemplate(template, tokenizer), limits)
     return LoadedModel(model, engine)

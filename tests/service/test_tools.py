@@ -49,9 +49,11 @@ TWO = ONE + '\n<tool_call>\n{"name": "clock", "arguments": {}}\n</tool_call>'
 def parsed(pieces: list[str]) -> tuple[str, list[tuple[str, str]]]:
     """Text and calls (name, arguments) of an answer that came in these pieces."""
     parser, text, calls = ToolParser(), "", list[list[str]]()
-    for given_text, parts in [*(parser.push(piece) for piece in pieces), parser.finish()]:
-        text += given_text
+    for parts in [*(parser.push(piece) for piece in pieces), parser.finish()]:
         for part in parts:
+            if isinstance(part, str):
+                text += part
+                continue
             if part.name is not None:
                 assert part.index == len(calls)
                 calls.append([part.name, ""])

@@ -10,8 +10,19 @@ import msgspec
 
 from rebar.service.history import RequestStory
 from rebar.service.http.answers import ChatCompletion, Completion
-from rebar.service.http.errors import ErrorBody
-from rebar.service.wire import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
+from rebar.service.http.embeddings import EmbeddingList
+from rebar.service.http.errors import AnthropicErrorBody, ErrorBody
+from rebar.service.http.messages import MessageObject, TokenCount
+from rebar.service.http.responses import ResponseObject
+from rebar.service.wire import (
+    ChatBody,
+    CompletionBody,
+    DetokenizeBody,
+    EmbeddingBody,
+    TokenizeBody,
+)
+from rebar.service.wire_messages import CountTokensBody, MessagesBody
+from rebar.service.wire_responses import ResponsesBody
 
 
 class ModelObject(msgspec.Struct):
@@ -86,7 +97,16 @@ TYPES: tuple[type[msgspec.Struct], ...] = (
     DetokenizeBody,
     ChatCompletion,
     Completion,
+    EmbeddingBody,
+    EmbeddingList,
+    ResponsesBody,
+    ResponseObject,
+    MessagesBody,
+    MessageObject,
+    CountTokensBody,
+    TokenCount,
     ErrorBody,
+    AnthropicErrorBody,
     ModelObject,
     ModelList,
     TokenizeAnswer,
@@ -107,7 +127,7 @@ def _content(kind: type[msgspec.Struct], media_type: str = "application/json") -
     return {"content": {media_type: {"schema": {"$ref": REF.format(name=kind.__name__)}}}}
 
 
-def _errors(*statuses: int) -> dict[int | str, Any]:
+def _errors(*statuses: int, body: type[msgspec.Struct] = ErrorBody) -> dict[int | str, Any]:
     meanings = {
         400: "A parameter is not valid; `param` names it",
         404: "No such model, or no such request",
@@ -118,7 +138,7 @@ def _errors(*statuses: int) -> dict[int | str, Any]:
         503: "The server is stopping; Retry-After says when to come back",
         504: "The answer took longer than the server, or X-Deadline-Ms, allows",
     }
-    return {s: {"description": meanings[s], **_content(ErrorBody)} for s in statuses}
+    return {s: {"description": meanings[s], **_content(body)} for s in statuses}
 
 
 def _post(
@@ -127,6 +147,7 @@ def _post(
     *,
     stream: bool = False,
     errors: tuple[int, ...],
+    error: type[msgspec.Struct] = ErrorBody,
 ) -> dict[str, Any]:
     ok: dict[str, Any] = {"description": "The answer", **_content(answer)}
     if stream:
@@ -134,7 +155,7 @@ def _post(
         ok["content"]["text/event-stream"] = {"schema": {"type": "string"}}
     return {
         "openapi_extra": {"requestBody": {"required": True, **_content(body)}},
-        "responses": {200: ok, **_errors(*errors)},
+        "responses": {200: ok, **_errors(*errors, body=error)},
         "response_model": None,
     }
 
@@ -148,6 +169,12 @@ _GENERATION = (400, 404, 413, 415, 429, 500, 503, 504)
 _TEXT = (400, 404, 413, 415)
 CHAT = _post(ChatBody, ChatCompletion, stream=True, errors=_GENERATION)
 COMPLETIONS = _post(CompletionBody, Completion, stream=True, errors=_GENERATION)
+EMBEDDINGS = _post(EmbeddingBody, EmbeddingList, errors=_GENERATION)
+RESPONSES = _post(ResponsesBody, ResponseObject, stream=True, errors=_GENERATION)
+MESSAGES = _post(
+    MessagesBody, MessageObject, stream=True, errors=_GENERATION, error=AnthropicErrorBody
+)
+COUNT_TOKENS = _post(CountTokensBody, TokenCount, errors=_TEXT, error=AnthropicErrorBody)
 TOKENIZE = _post(TokenizeBody, TokenizeAnswer, errors=_TEXT)
 DETOKENIZE = _post(DetokenizeBody, DetokenizeAnswer, errors=_TEXT)
 MODELS = _get(ModelList)
