@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import socket
 from concurrent.futures import ThreadPoolExecutor
@@ -320,10 +321,11 @@ def exchange(port: int, head: str, chunk: bytes, most: int) -> tuple[bytes, int]
             except OSError:
                 break
         raw.settimeout(10)
-        try:
-            return raw.recv(65536), sent
-        except ConnectionResetError:
-            return b"", sent
+        answer = b""
+        with contextlib.suppress(ConnectionResetError):
+            while data := raw.recv(65536):
+                answer += data
+        return answer, sent
 
 
 def test_declared_length_beyond_the_limit(anywhere: Client) -> None:
