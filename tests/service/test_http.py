@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import logging
-import time
 
 import httpx
 import pytest
-from prometheus_client.parser import text_string_to_metric_families
 
 import rebar
 from rebar.service.http import routes
 from tests.service.fakes import END, START_TURN, words
 from tests.service.live import NAME, PROBE, Live, events_of, wait_for
+from tests.service.series import series
 
 
 def test_request_id_comes_back(live: Live, caplog: pytest.LogCaptureFixture) -> None:
@@ -157,36 +156,6 @@ def test_usage_says_what_was_not_computed_again(live: Live) -> None:
     stream = live.complete(**asked, stream=True, stream_options=options).text
     cached.append(events_of(stream)[-2]["usage"]["prompt_tokens_details"]["cached_tokens"])
     assert cached == [0, 32, 32]
-
-
-def series(live: Live) -> dict[str, float]:
-    """Every sample of /metrics by its whole name."""
-    text = live.http.get("/metrics").text
-    return {
-        f"{sample.name}{sorted(sample.labels.items())}": sample.value
-        for family in text_string_to_metric_families(text)
-        for sample in family.samples
-    }
-
-
-def test_no_client_can_make_a_series(live: Live) -> None:
-    """A-k2: 17,700 distinct paths became labels; the scrape then blocked the event loop."""
-    live.http.get("/scan/warm")
-    live.chat(model="warm")
-    before = series(live)
-    for i in range(150):
-        live.http.get(f"/scan/{i}")
-        live.chat(model=f"none-{i}", user=f"user-{i}")
-        live.http.request(f"ODD{i}", f"/v1/models/m{i}", headers={"X-Request-Id": f"id-{i}"})
-    after = series(live)
-    # /v1/models/{model} may be seen for the first time: a counter, 16 buckets, sum and count, and
-    # their times of creation.
-    assert len(after) - len(before) <= 22
-    again = set(after)
-    live.http.get("/scan/again")
-    started = time.monotonic()
-    assert set(series(live)) == again
-    assert time.monotonic() - started < 0.05
 
 
 def test_metrics_count_what_happened(live: Live) -> None:

@@ -12,6 +12,7 @@ from starlette.exceptions import HTTPException
 from rebar.errors import RebarError
 from rebar.service.body import MAX_DEPTH
 from rebar.service.http.access import Access
+from rebar.service.http.connection import MAX_HEAD_BYTES
 from rebar.service.http.cors import Cors
 from rebar.service.http.embeddings import EmbeddingRoutes
 from rebar.service.http.errors import HttpError
@@ -34,8 +35,8 @@ An exact language model server. The bits of an answer depend on the model, the p
 parameters and the seed, and on nothing else.
 
 **Limits.** A body may have {MAX_BODY_BYTES // 2**20} MiB, uncompressed, and JSON nested
-{MAX_DEPTH} deep. Text must be UTF-8 without lone surrogates, numbers finite. An unknown
-parameter is refused, not ignored.
+{MAX_DEPTH} deep; a head {MAX_HEAD_BYTES // 2**10} KiB. Text must be UTF-8 without lone surrogates,
+numbers finite. An unknown parameter is refused, not ignored.
 
 **Rules.** `max_tokens` beyond the context is lowered to what is left; a prompt that leaves no room
 is refused, never cut. Absent, it means all that is left in chat and {DEFAULT_COMPLETION_TOKENS}

@@ -58,13 +58,20 @@ class DetokenizeAnswer(msgspec.Struct):
 
 
 class EngineHealth(msgspec.Struct):
-    """How one engine fares."""
+    """How one engine fares. pid: the process that computes, null while the next one starts. open:
+    choices accepted and not ended, of which the engine computes `running`; blocks are those of the
+    KV cache. An engine at rest has none of the former and all of the latter free.
+    """
 
     model: str
     healthy: bool
+    pid: int | None
     steps: int
+    open: int
     running: int
     waiting: int
+    free_blocks: int
+    total_blocks: int
     restarts: int
     silent_seconds: float
 
