@@ -23,7 +23,7 @@ from rebar.service.http.loop_guard import LoopGuard
 from rebar.service.http.metrics import ServiceMetrics
 from rebar.service.http.middleware import RequestMiddleware, error_answer
 from rebar.service.http.off_loop import OffLoop
-from rebar.service.http.openapi import component_schemas
+from rebar.service.http.openapi import ANY_WAY, SECURITY, component_schemas
 from rebar.service.http.reading import MAX_BODY_BYTES
 from rebar.service.http.routes import Routes, api_router
 from rebar.service.router import ServiceRouter
@@ -73,9 +73,10 @@ class RebarApp(FastAPI):
         """The document, made once."""
         if self.openapi_schema is None:
             document = super().openapi()
-            document.setdefault("components", {}).setdefault("schemas", {}).update(
-                component_schemas()
-            )
+            components = document.setdefault("components", {})
+            components.setdefault("schemas", {}).update(component_schemas())
+            components["securitySchemes"] = SECURITY
+            document["security"] = ANY_WAY
             self.openapi_schema = document
         return self.openapi_schema
 
