@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from functools import cache
 
 import numpy as np
@@ -92,6 +93,19 @@ class ScriptedRunner:
         """As new, for the next test."""
         self.script, self.slow, self.choose, self.before = [], 0.0, None, None
         self.logprob = -0.5
+
+    @contextmanager
+    def saying(self, text: bytes) -> Iterator[None]:
+        """Says this to whoever asks, at once; as before afterwards."""
+        names = ("script", "slow", "choose", "before", "logprob")
+        kept = {name: getattr(self, name) for name in names}
+        self.reset()
+        self.script = list(text)
+        try:
+            yield
+        finally:
+            for name, value in kept.items():
+                setattr(self, name, value)
 
     def step(self, rows: list[Row], /) -> list[list[Sampled]]:
         assert 0 < sum(row.count for row in rows) <= self.max_rows

@@ -92,6 +92,10 @@ class StreamingText(Protocol):
     def stopped(self) -> bool:
         """A stop string was met; only text before it was given out."""
 
+    @property
+    def met(self) -> str | None:
+        """The stop string that was met."""
+
     def push(self, token: int, /) -> str:
         """Text that may be shown now."""
 

@@ -136,7 +136,8 @@ class Delta(msgspec.Struct, array_like=True):
     now, always whole characters and never the beginning of a stop string. scores: of the tokens
     whose text is shown up to here, when asked for. prompt_scores: of prompt[1:], as they become
     known. record: what happened to the choice, with its first id and at its end. vector: the whole
-    answer where the packet says `pooling`, float32 of length 1.
+    answer where the packet says `pooling`, float32 of length 1. stopped_by: the stop string that
+    ended it, if one did.
     """
 
     ticket: int
@@ -148,6 +149,7 @@ class Delta(msgspec.Struct, array_like=True):
     failure: Failure | None = None
     record: ChoiceRecord | None = None
     vector: bytes = b""
+    stopped_by: str | None = None
 
     def join(self, later: Delta) -> None:
         """Adds what the same choice said later."""
@@ -159,6 +161,7 @@ class Delta(msgspec.Struct, array_like=True):
         self.failure = later.failure
         self.record = later.record or self.record
         self.vector = later.vector or self.vector
+        self.stopped_by = later.stopped_by
 
     @property
     def last(self) -> bool:

@@ -16,7 +16,7 @@ import re
 import secrets
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar, Protocol
 
 from rebar.errors import ContextLengthError, InputError, ModelNameError
 from rebar.graph.sequence import SamplingParams
@@ -24,7 +24,7 @@ from rebar.service.conversation import refuse_lost_calls, refuse_lost_tools, tur
 from rebar.service.messages import NORMAL, RequestPacket
 from rebar.service.model import ServedModel
 from rebar.service.structured import grammar_of
-from rebar.service.tools import tools_of, with_tools
+from rebar.service.tools import ToolUse, tools_of, with_tools
 from rebar.service.wire import ChatBody, ChatMessage, CompletionBody, SamplingBody
 
 DEFAULT_COMPLETION_TOKENS = 16
@@ -97,10 +97,14 @@ class Validator:
             if not body.logprobs:
                 raise InputError("`top_logprobs` needs `logprobs`: true.", param="top_logprobs")
         use = tools_of(body)
-        prompt = self.chat_prompt(body.messages, tools=use.shown if use else None)
+        prompt = self.prompt_of(body, use)
         asked = self._asked_in_chat(body)
         job = self._job(body, caller, [prompt], scores, asked, default=MAX_COUNT)
         return with_tools(job, use) if use else job
+
+    def prompt_of(self, body: ChatBody, use: ToolUse | None) -> list[int]:
+        """Ids of all that a chat request gives the model to read. use: its tools."""
+        return self.chat_prompt(body.messages, tools=use.shown if use else None)
 
     def completion(self, body: CompletionBody, caller: Caller) -> Job:
         """A plain completion of one prompt or several."""
@@ -294,7 +298,13 @@ class Validator:
         return tuple(sorted((int(key), float(value)) for key, value in given.items()))
 
 
-def refuse_unsupported(body: SamplingBody) -> None:
+class Partial(Protocol):
+    """A body some of whose fields may only ask for nothing."""
+
+    harmless: ClassVar[dict[str, tuple[Any, ...]]]
+
+
+def refuse_unsupported(body: Partial) -> None:
     """Raises for a parameter of OpenAI's API that asks for something this server does not do."""
     for name, nothing in body.harmless.items():
         value = getattr(body, name)

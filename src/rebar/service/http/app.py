@@ -12,6 +12,7 @@ from starlette.exceptions import HTTPException
 from rebar.errors import RebarError
 from rebar.service.body import MAX_DEPTH
 from rebar.service.http.access import Access
+from rebar.service.http.connection import MAX_HEAD_BYTES
 from rebar.service.http.cors import Cors
 from rebar.service.http.embeddings import EmbeddingRoutes
 from rebar.service.http.errors import HttpError
@@ -22,7 +23,7 @@ from rebar.service.http.loop_guard import LoopGuard
 from rebar.service.http.metrics import ServiceMetrics
 from rebar.service.http.middleware import RequestMiddleware, error_answer
 from rebar.service.http.off_loop import OffLoop
-from rebar.service.http.openapi import component_schemas
+from rebar.service.http.openapi import ANY_WAY, SECURITY, component_schemas
 from rebar.service.http.reading import MAX_BODY_BYTES
 from rebar.service.http.routes import Routes, api_router
 from rebar.service.router import ServiceRouter
@@ -34,8 +35,8 @@ An exact language model server. The bits of an answer depend on the model, the p
 parameters and the seed, and on nothing else.
 
 **Limits.** A body may have {MAX_BODY_BYTES // 2**20} MiB, uncompressed, and JSON nested
-{MAX_DEPTH} deep. Text must be UTF-8 without lone surrogates, numbers finite. An unknown
-parameter is refused, not ignored.
+{MAX_DEPTH} deep; a head {MAX_HEAD_BYTES // 2**10} KiB. Text must be UTF-8 without lone surrogates,
+numbers finite. An unknown parameter is refused, not ignored.
 
 **Rules.** `max_tokens` beyond the context is lowered to what is left; a prompt that leaves no room
 is refused, never cut. Absent, it means all that is left in chat and {DEFAULT_COMPLETION_TOKENS}
@@ -53,9 +54,15 @@ a text are plain text; a text longer than the context is refused.
 /health/live and /metrics wants one, as `Authorization: Bearer KEY` or in `x-api-key`. Requests of
 one tenant do not share computed prompts with another's, nor see its history.
 
-**Errors** are `{{"error": {{"message", "type", "param", "code"}}}}`. A failure after a stream began
-is one such event; then the stream ends without `[DONE]`. A client that closes its side of the
-connection, even only for writing, has left: its work ends.
+**Responses and Messages** are turned into chat requests. Nothing is stored: a conversation comes
+whole with each request. What a route does not know of these APIs it refuses by name. Where Messages
+counts tokens, those that had been computed before are in `cache_read_input_tokens`, apart from
+`input_tokens`.
+
+**Errors** are `{{"error": {{"message", "type", "param", "code"}}}}`, under /v1/messages
+`{{"type": "error", "error": {{"type", "message"}}, "request_id"}}`. A failure after a stream began
+is one such event (`error` and `response.failed` of Responses); then it ends, without `[DONE]`.
+A client that closes its side of the connection, even only for writing, has left: its work ends.
 """
 
 
@@ -66,9 +73,10 @@ class RebarApp(FastAPI):
         """The document, made once."""
         if self.openapi_schema is None:
             document = super().openapi()
-            document.setdefault("components", {}).setdefault("schemas", {}).update(
-                component_schemas()
-            )
+            components = document.setdefault("components", {})
+            components.setdefault("schemas", {}).update(component_schemas())
+            components["securitySchemes"] = SECURITY
+            document["security"] = ANY_WAY
             self.openapi_schema = document
         return self.openapi_schema
 
