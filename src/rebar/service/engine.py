@@ -23,8 +23,9 @@ from rebar.service.messages import (
     Orders,
     RequestPacket,
 )
-from rebar.service.scheduler import Plan, Scheduler
+from rebar.service.scheduler import Plan, Scheduler, work_of
 from rebar.service.speculation import Speculation
+from rebar.service.step_cost import StepWork
 
 log = logging.getLogger("rebar.service.engine")
 
@@ -159,8 +160,8 @@ class InferenceEngine:
         )
 
     def _row_limit(self) -> int:
-        decoding = sum(g.remaining == 1 for g in self.scheduler.running)
-        return decoding + self.scheduler.budget.prompt_rows(decoding)
+        beside = work_of(g for g in self.scheduler.running if g.remaining == 1)
+        return beside.positions + self.scheduler.budget.prompt_rows(beside)
 
     def _next_waits(self) -> float:
         waiting = self.scheduler.waiting
@@ -290,11 +291,13 @@ class InferenceEngine:
 
     def _learn(self, rows: list[Row], seconds: float) -> None:
         """What a step costs, from one that was made. Guesses are still in their sequences."""
-        count = sum(row.count for row in rows)
-        if any(row.count - row.sequence.guesses > 1 for row in rows):
-            self.scheduler.budget.measured(count, seconds)
-        else:
-            self.scheduler.speculation.steps.measured(count, seconds)
+        if all(row.count - row.sequence.guesses == 1 for row in rows):
+            self.scheduler.speculation.steps.measured(sum(row.count for row in rows), seconds)
+            return
+        work = StepWork()
+        for row in rows:
+            work = work.and_row(row.first, row.count)
+        self.scheduler.budget.measured(work, seconds)
 
     def _count(self, plan: Plan, deltas: list[Delta], seconds: float) -> None:
         was = self._stats

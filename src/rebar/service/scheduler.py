@@ -28,7 +28,7 @@ choice whose next block another one is about to compute waits for it.
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from rebar.errors import ContextLengthError
@@ -39,6 +39,7 @@ from rebar.service.messages import WaitReason
 from rebar.service.prefix import PrefixChain, root_of
 from rebar.service.row_budget import RowBudget
 from rebar.service.speculation import Speculation
+from rebar.service.step_cost import StepWork
 
 QUICK_SHARE = 4
 """The shortest prompt gets one of so many parts of the room when a longer one comes first."""
@@ -47,6 +48,12 @@ QUICK_SHARE = 4
 def rank_of(generation: Generation) -> tuple[float, int]:
     """The lower comes first."""
     return generation.rank
+
+
+def work_of(decoding: Iterable[Generation]) -> StepWork:
+    """What one position of each costs."""
+    depths = [generation.sequence.computed + 1 for generation in decoding]
+    return StepWork(len(depths), sum(depths))
 
 
 @dataclass(slots=True)
@@ -180,7 +187,7 @@ class Scheduler:
         """Whether the deadline has passed, or would have when the first id could be there."""
         ahead = 0.0
         if generation.journal.admitted is None:
-            ahead = generation.remaining * (self.budget.row_seconds or 0.0)
+            ahead = self.budget.prompt_seconds(generation.sequence.computed, generation.remaining)
         return now + ahead >= deadline
 
     def _grow(self, now: float) -> None:
@@ -248,11 +255,11 @@ class Scheduler:
     def _counts(self, now: float) -> dict[Generation, int]:
         """Positions of each running choice in the next step."""
         counts = dict.fromkeys((g for g in self.running if g.remaining == 1), 1)
-        decoding = len(counts)
+        beside = work_of(counts)
         behind = self._behind(now)
         for generation in behind:
             counts.setdefault(generation, 0)
-        left = self.budget.prompt_rows(decoding) if behind else 0
+        left = self.budget.prompt_rows(beside, behind[0].sequence.computed) if behind else 0
         quick = min(behind[1:], key=lambda g: g.remaining, default=None)
         if quick is not None and quick.packet.priority <= behind[0].packet.priority:
             counts[quick] = min(quick.remaining, left // QUICK_SHARE)
