@@ -27,7 +27,10 @@ SERVING = {"host", "port", "api_model_name"}
 SERVING |= {"drain_timeout", "request_timeout", "write_timeout", "read_timeout"}
 OTHERS = {"prompt", "text", "source", "target", "system", "chat", "special", "force", "json"}
 OTHERS |= {"only", "repeats"}
-FLAGS = frozenset(MODEL | SAMPLING | SERVING | OTHERS)
+LOAD = {"url", "rate", "concurrency", "requests", "duration", "prompt_tokens", "output_tokens"}
+LOAD |= {"shared_tokens", "ignore_eos", "route", "extra", "leave", "slo", "timeout", "warm_up"}
+LOAD |= {"api_key", "find_rate"}
+FLAGS = frozenset(MODEL | SAMPLING | SERVING | OTHERS | LOAD)
 PLACES = frozenset(["cache", "isa"])
 
 
