@@ -140,9 +140,8 @@ class Exchange(asyncio.Protocol):
 
     # What the transport calls.
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Sends the request."""
-        assert isinstance(transport, asyncio.Transport)
         self._transport = transport
         self.outcome.sent = time.monotonic()
         transport.write(self._request)

@@ -22,7 +22,8 @@ PATHS: dict[Route, str] = {"chat": "/v1/chat/completions", "completions": "/v1/c
 CHARACTERS_PER_TOKEN = 4.5
 """Of the words below under the usual vocabularies; a server that has /tokenize is asked instead."""
 TEXT_CHARACTERS = 1 << 18
-WORDS = """
+WORDS = tuple(
+    """
 the of and to in a is that for it as was with be by on not he this are or his from at which
 but have an had they you were their one all we can her has there been if more when will would
 who so no said what up its about into than them only other time new some could these two may
@@ -31,7 +32,8 @@ must through back years where much your way well down should because each just t
 how too little state good very make world still own see men work long get here between both
 life being under never day same another know while last might us great old year off come
 since against go came right used take three house river winter letter garden morning answer
-""".split()
+""".split()  # noqa: SIM905
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -104,6 +104,14 @@ class Worker(Protocol):
     def restarts(self) -> int:
         """How often the engine was replaced."""
 
+    @property
+    def pid(self) -> int | None:
+        """Of the engine's process; None while there is none, or where it is this one."""
+
+    @property
+    def cpu_seconds(self) -> float:
+        """Processor time of all processes that computed, this one left out."""
+
     def start(self) -> None:
         """Begins, called in the loop."""
 

@@ -73,6 +73,16 @@ class EngineWorker:
         """Whether the thread runs."""
         return self._thread.is_alive()
 
+    @property
+    def pid(self) -> None:
+        """It has no process of its own."""
+        return
+
+    @property
+    def cpu_seconds(self) -> float:
+        """It is this process's own time."""
+        return 0.0
+
     def _main(self) -> None:
         engine = self.engine
         while not self._stopping:
