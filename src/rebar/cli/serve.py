@@ -9,7 +9,16 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 
 from rebar.cli import STARTED
-from rebar.cli.options import DEFAULT_MODEL, EngineFlags, Host, LimitFlags, Model, Offline, Port
+from rebar.cli.options import (
+    DEFAULT_MODEL,
+    AccessFlags,
+    EngineFlags,
+    Host,
+    LimitFlags,
+    Model,
+    Offline,
+    Port,
+)
 from rebar.cli.output import note, progress, timed
 from rebar.cli.settings import places
 
@@ -28,6 +37,7 @@ def serve(
     api_model_name: Annotated[str | None, Parameter(help="Name that clients use.")] = None,
     flags: EngineFlags | None = None,
     limits: LimitFlags | None = None,
+    access: AccessFlags | None = None,
     offline: Offline = False,
 ) -> None:
     """Serve a model over HTTP, with the OpenAI API.
@@ -45,11 +55,12 @@ def serve(
 
     def ready(url: str) -> None:
         seconds = time.perf_counter() - STARTED
-        note(f"ready      {seconds:.2f} s after the start: {url}, its documentation at {url}/docs")
+        note(f"ready      {seconds:.2f} s after the start: {url}, described by /openapi.json")
         note(CURL.format(url=url))
 
     waits = (limits or LimitFlags()).time_limits()
-    run(load, host=host, port=port, limits=waits, on_ready=ready)
+    who = (access or AccessFlags()).access()
+    run(load, host=host, port=port, limits=waits, access=who, on_ready=ready)
 
 
 def _load(model: str, name: str, flags: EngineFlags, offline: bool) -> ModelService:

@@ -24,6 +24,7 @@ PREFIX = "REBAR_"
 MODEL = {"model", "offline", "threads", "memory", "max_context", "kv_tokens", "kv", "weights"}
 SAMPLING = {"max_tokens", "temperature", "top_p", "top_k", "min_p", "seed", "stop"}
 SERVING = {"host", "port", "api_model_name"}
+SERVING |= {"api_key", "api_keys_file", "cors_origin"}
 SERVING |= {"drain_timeout", "request_timeout", "write_timeout", "read_timeout"}
 OTHERS = {"prompt", "text", "source", "target", "system", "chat", "special", "force", "json"}
 OTHERS |= {"only", "repeats"}

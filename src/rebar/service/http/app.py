@@ -11,12 +11,15 @@ from starlette.exceptions import HTTPException
 
 from rebar.errors import RebarError
 from rebar.service.body import MAX_DEPTH
-from rebar.service.http.errors import HttpError, error_response
+from rebar.service.http.access import Access
+from rebar.service.http.cors import Cors
+from rebar.service.http.errors import HttpError
 from rebar.service.http.health import HealthRoutes
+from rebar.service.http.keys import KeyGuard
 from rebar.service.http.lifecycle import Lifecycle
 from rebar.service.http.loop_guard import LoopGuard
 from rebar.service.http.metrics import ServiceMetrics
-from rebar.service.http.middleware import RequestMiddleware
+from rebar.service.http.middleware import RequestMiddleware, error_answer
 from rebar.service.http.openapi import component_schemas
 from rebar.service.http.reading import MAX_BODY_BYTES
 from rebar.service.http.routes import Routes, api_router
@@ -40,6 +43,10 @@ seed of its own, made of the request's. In chat, control tokens in the text of a
 text; in `/v1/completions` and `/tokenize` they are control tokens. Text parts of a message are
 joined by a line end.
 
+**Keys.** Where the server was started with API keys, every path but /health, /health/ready,
+/health/live and /metrics wants one, as `Authorization: Bearer KEY` or in `x-api-key`. Requests of
+one tenant do not share computed prompts with another's, nor see its history.
+
 **Errors** are `{{"error": {{"message", "type", "param", "code"}}}}`. A failure after a stream began
 is one such event; then the stream ends without `[DONE]`. A client that closes its side of the
 connection, even only for writing, has left: its work ends.
@@ -60,8 +67,14 @@ class RebarApp(FastAPI):
         return self.openapi_schema
 
 
-def create_app(router: ServiceRouter, lifecycle: Lifecycle | None = None) -> FastAPI:
-    """The application over `router`, whose workers it starts and stops with its own life."""
+def create_app(
+    router: ServiceRouter, lifecycle: Lifecycle | None = None, access: Access | None = None
+) -> FastAPI:
+    """The application over `router`, whose workers it starts and stops with its own life.
+
+    access: who may ask; None for everybody, and no page of another origin.
+    """
+    access = access or Access()
     lifecycle = lifecycle or Lifecycle()
     guard = LoopGuard(lifecycle.limits.block)
     metrics = ServiceMetrics(router, guard)
@@ -82,24 +95,30 @@ def create_app(router: ServiceRouter, lifecycle: Lifecycle | None = None) -> Fas
         description=DESCRIPTION,
         lifespan=lifespan,
         redirect_slashes=False,
+        docs_url=None,  # it would load its scripts from somebody else's server
+        redoc_url=None,
     )
     app.include_router(api_router(routes))
     app.include_router(HealthRoutes(router, lifecycle).api())
     app.add_exception_handler(RebarError, _answer_error)
     app.add_exception_handler(HTTPException, _answer_http_exception)
+    app.add_middleware(KeyGuard, keys=access.keys)  # the last one added is the first one asked
     app.add_middleware(RequestMiddleware, metrics=metrics, lifecycle=lifecycle)
+    app.add_middleware(Cors, origins=access.origins)
     return app
 
 
-async def _answer_error(_: Request, error: Exception) -> Response:
-    return error_response(error)
+async def _answer_error(request: Request, error: Exception) -> Response:
+    return error_answer(error, request.scope)
 
 
 async def _answer_http_exception(request: Request, error: Exception) -> Response:
     """The framework's own refusals: no such path, wrong method."""
     assert isinstance(error, HTTPException)
     what = {404: "There is no such path", 405: "This path does not take that method"}
-    message = what.get(error.status_code, str(error.detail)) + ". See /docs for what there is."
+    message = (
+        what.get(error.status_code, str(error.detail)) + ". GET /openapi.json says what there is."
+    )
     code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code, "http_error")
     headers = dict(error.headers) if error.headers else None
-    return error_response(HttpError(error.status_code, message, code, headers))
+    return error_answer(HttpError(error.status_code, message, code, headers), request.scope)
