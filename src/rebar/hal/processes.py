@@ -1,8 +1,12 @@
-"""What the kernel says of processes: processor time and memory. It only reads."""
+"""What the kernel says of processes: processor time and memory. It only reads, but for one
+limit that it raises.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import os
+import resource
 from pathlib import Path
 
 PROC = Path("/proc")
@@ -33,6 +37,15 @@ def busy_seconds(proc: Path = PROC) -> float | None:
     user, nice, system, _idle, _wait, irq, soft = map(int, words[1:8])
     own = process_cpu_seconds(os.getpid(), proc) or 0.0
     return (user + nice + system + irq + soft) / TICK - own
+
+
+def allow_connections() -> None:
+    """Lets this process hold as many connections as the system permits at all: the soft limit is
+    1,024 in most places, and a front with no file left accepts nobody.
+    """
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def _stat(pid: int, proc: Path) -> list[str]:

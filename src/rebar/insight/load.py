@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import re
-import resource
 import socket
 import time
 from collections import Counter
@@ -21,6 +20,7 @@ from dataclasses import dataclass, field
 import uvloop
 
 from rebar.errors import InputError
+from rebar.hal.processes import allow_connections
 from rebar.insight.exchange import Exchange, Outcome
 from rebar.insight.latency import Latencies
 from rebar.insight.load_target import LoadTarget
@@ -332,10 +332,3 @@ class LoadRun:
             await asyncio.sleep(PROGRESS_SECONDS)
             if self._progress is not None:
                 self._progress(time.monotonic() - self._begun, self.tally)
-
-
-def allow_connections() -> None:
-    """Lets this process have as many connections as the system permits at all."""
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with suppress(ValueError, OSError):
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import secrets
 import time
 from collections.abc import Callable
@@ -11,6 +12,7 @@ from typing import Any, TypeVar
 
 import msgspec
 from fastapi import APIRouter, Request, Response
+from starlette.requests import ClientDisconnect
 from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
@@ -22,7 +24,7 @@ from rebar.service.http.answers import Heading, chat_answer, collect, completion
 from rebar.service.http.choices import Choices, Piece
 from rebar.service.http.errors import HttpError
 from rebar.service.http.metrics import ServiceMetrics
-from rebar.service.http.middleware import record_of
+from rebar.service.http.middleware import STRAIGHT, record_of
 from rebar.service.http.reading import read_body, until_disconnect
 from rebar.service.http.sse import CHAT, COMPLETION, Dialect, EventWriter, events
 from rebar.service.http.urgency import with_urgency
@@ -51,15 +53,26 @@ class EventStream(StreamingResponse):
         self._choices = choices
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Sends the events."""
+        """Sends the events until the client leaves."""
         try:
-            await super().__call__(scope, receive, send)
+            with contextlib.suppress(ClientDisconnect):
+                await until_disconnect(receive, self._send_all(send, scope.get(STRAIGHT, send)))
         finally:
             self._stream.close()
             notes = record_of(scope).notes
             notes["completion_tokens"] = self._choices.completion_tokens
             if self._choices.failure:
                 notes["failed"] = self._choices.failure
+
+    async def _send_all(self, send: Send, straight: Send) -> None:
+        """The head through all layers, which have something to say of it; events straight to the
+        server: six wrappers that pass them on cost more than writing them.
+        """
+        start = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
+        await send(start)
+        async for chunk in self.body_iterator:
+            await straight({"type": "http.response.body", "body": chunk, "more_body": True})
+        await straight({"type": "http.response.body", "body": b"", "more_body": False})
 
 
 Pieces = dict[int, Piece]
