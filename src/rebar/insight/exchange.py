@@ -129,6 +129,13 @@ class Exchange(asyncio.Protocol):
         if self._transport is not None:
             self._transport.abort()
 
+    def leave(self) -> None:
+        """The user goes away."""
+        if not self._over:
+            self.outcome.left = True
+        if self._transport is not None:
+            self._transport.abort()
+
     @property
     def connected(self) -> bool:
         """Whether there ever was a connection, so that `closed` will come."""
@@ -146,7 +153,7 @@ class Exchange(asyncio.Protocol):
         self.outcome.sent = time.monotonic()
         transport.write(self._request)
         if self._leaves_after == 0:
-            self._leave()
+            self.leave()
 
     def data_received(self, data: bytes) -> None:
         """Reads what came."""
@@ -204,7 +211,7 @@ class Exchange(asyncio.Protocol):
         if self.outcome.texts > before and (not moments or moments[-1] != self._now):
             moments.append(self._now)
         if self._leaves_after is not None and self.outcome.texts >= self._leaves_after:
-            self._leave()
+            self.leave()
 
     def on_message_complete(self) -> None:
         """The answer is whole."""
@@ -238,12 +245,6 @@ class Exchange(asyncio.Protocol):
             error = event["error"]
             code = error.get("code") or error.get("type") if isinstance(error, dict) else None
             self.outcome.error = f"stream_{code or 'error'}"
-
-    def _leave(self) -> None:
-        if not self._over:
-            self.outcome.left = True
-        if self._transport is not None:
-            self._transport.abort()
 
 
 def _code_of(body: bytes) -> str:

@@ -295,10 +295,13 @@ class LoadRun:
     async def _exchange(self, ask: Ask, outcome: Outcome) -> None:
         path = PATHS[self.workload.route]
         raw = self.target.request(path, ask.body, f"load-{self.workload.seed}-{ask.number}")
+        loop = asyncio.get_running_loop()
         exchange = Exchange(raw, outcome, ask.leaves_after)
         try:
             async with asyncio.timeout(self.pace.timeout):
                 await self._connect(exchange)
+                if ask.leaves_at is not None:
+                    loop.call_later(ask.leaves_at, exchange.leave)
                 await asyncio.shield(exchange.closed)
         except TimeoutError:
             exchange.give_up("timeout")

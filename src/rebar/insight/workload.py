@@ -87,14 +87,15 @@ class Lengths:
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """One request. number: its place in the run. leaves_after: texts after which its user is gone;
-    None for one who stays.
+    """One request. number: its place in the run. leaves_after: texts after which its user is gone,
+    leaves_at: seconds after which; None for one who stays.
     """
 
     number: int
     body: bytes
     max_tokens: int
     leaves_after: int | None = None
+    leaves_at: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,7 +104,8 @@ class Workload:
 
     prompt, output: tokens (output as `max_tokens`). text: what prompts are cut from; "" for words
     at random. per_token: its characters a token. shared: tokens with which every prompt begins.
-    leave: share of users who leave in the middle. extra: fields of every body.
+    leave: share of users who leave in the middle: somewhere in the first half of what they asked
+    for, or within so many seconds (hurry), whatever has come. extra: fields of every body.
     """
 
     prompt: Lengths = Lengths("uniform", 20, 200)
@@ -115,6 +117,7 @@ class Workload:
     per_token: float = CHARACTERS_PER_TOKEN
     shared: int = 0
     leave: float = 0.0
+    hurry: float = 0.0
     extra: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -131,14 +134,16 @@ class Workload:
         tokens = self.prompt.draw(chance)
         prompt = self._cut(0, self.shared) + self._prompt(chance, tokens - self.shared)
         wanted = self.output.draw(chance)
-        leaves = chance.randrange(max(1, wanted // 2)) if chance.random() < self.leave else None
+        leaves = chance.random() < self.leave
+        after = chance.randrange(max(1, wanted // 2)) if leaves and not self.hurry else None
+        at = chance.uniform(0.0, self.hurry) if leaves and self.hurry else None
         body: dict[str, Any] = {"model": self.model} if self.model else {}
         if self.route == "chat":
             body["messages"] = [{"role": "user", "content": prompt}]
         else:
             body["prompt"] = prompt
         body |= {"max_tokens": wanted, "stream": True, "stream_options": {"include_usage": True}}
-        return Ask(number, json.dumps(body | self.extra).encode(), wanted, leaves)
+        return Ask(number, json.dumps(body | self.extra).encode(), wanted, after, at)
 
     def _prompt(self, chance: random.Random, tokens: int) -> str:
         """So many tokens of the text from the beginning of a word on, wherever that is."""
