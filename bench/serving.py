@@ -64,7 +64,9 @@ class Server:
         """Of the engine process that lives now."""
         pid = self.process.pid
         try:
-            children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+            # A process is the child of the thread that started it.
+            lists = Path(f"/proc/{pid}/task").glob("*/children")
+            children = [child for path in lists for child in path.read_text().split()]
             words = [(int(c), Path(f"/proc/{c}/cmdline").read_bytes()) for c in children]
         except OSError:
             return None
