@@ -76,7 +76,13 @@ def test_template_refusal_is_the_callers_error(live: Live) -> None:
 
 @pytest.mark.parametrize(
     "roles",
-    [["system", "user"], ["user", "system", "user"], ["system", "system"], ["developer", "user"]],
+    [
+        ["system", "user"],
+        ["user", "system", "user"],
+        ["system", "system", "user"],
+        ["system"],
+        ["developer", "user"],
+    ],
 )
 def test_every_message_is_in_the_prompt(live: Live, roles: list[str]) -> None:
     """A-g3: system text disappeared for some orders of messages."""
@@ -121,16 +127,23 @@ def test_a_template_that_leaves_something_out_is_not_followed(
         assert said(live.chat(messages=[user]))[0] == "hello"
 
 
-def test_beginning_of_text_comes_once() -> None:
-    """A-a5: the tokenizer adds it to a raw prompt; in chat the template alone decides."""
+@pytest.mark.parametrize("starts", [True, False])
+def test_beginning_of_text_comes_once(starts: bool) -> None:
+    """A-a5: the tokenizer adds it to a raw prompt; in chat the template alone decides. Once both
+    added one.
+    """
     tokenizer = scripted_tokenizer(bos=True)
     runner = ScriptedRunner(words("hello"))
-    with serving(runner, scripted_service(runner, tokenizer=tokenizer)) as live:
+    template = "{{ bos_token }}" * starts + TEMPLATE.strip()
+    service = scripted_service(runner, tokenizer=tokenizer, template=template)
+    hi = [{"role": "user", "content": "hi"}]
+    with serving(runner, service) as live:
         raw = live.http.post("/tokenize", json={"prompt": "hi"}).json()["tokens"]
-        chat = live.http.post("/tokenize", json={"messages": [{"role": "user", "content": "hi"}]})
+        chat = live.http.post("/tokenize", json={"messages": hi}).json()["tokens"]
         assert raw == [END_TURN, *b"hi"]
-        assert chat.json()["tokens"][0] == START_TURN
-        assert live.complete(prompt="hi").json()["usage"]["prompt_tokens"] == 3
+        assert chat[: starts + 1] == [END_TURN, START_TURN][1 - starts :]
+        assert live.complete(prompt="hi").json()["usage"]["prompt_tokens"] == len(raw)
+        assert live.chat(messages=hi).json()["usage"]["prompt_tokens"] == len(chat)
         bare = live.http.post("/tokenize", json={"prompt": "hi", "add_special_tokens": False})
         assert bare.json()["tokens"] == [*b"hi"]
 
@@ -156,4 +169,3 @@ def test_a_request_larger_than_the_cache(
             assert str(prompt) in message
         else:
             assert said(answer) == ("z" * expected, "length", expected)
-        live.probe()

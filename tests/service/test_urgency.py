@@ -84,7 +84,6 @@ def test_a_deadline_that_cannot_be_met() -> None:
         assert first[0].status_code == 200
         met = ask(live, {"X-Deadline-Ms": "20000"}, max_tokens=5)
         assert met.status_code == 200
-        live.probe()
 
 
 def test_why_it_waited_in_the_answer(live: Live) -> None:

@@ -71,13 +71,15 @@ class Row:
     """A slice of one sequence in one step: positions first .. first+count-1.
 
     `wants`: absolute positions in the slice whose logits are needed. At position p the id for p+1
-    is sampled when p+1 == total, else (the id is known) its log probability is reported.
+    is sampled when p+1 == total, else (the id is known) its log probability is reported. hidden:
+    they are answered with their hidden states instead.
     """
 
     sequence: Sequence
     first: int
     count: int
     wants: range
+    hidden: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +87,7 @@ class Sampled:
     """The answer for one wanted position. logprob and top (id, logprob; best first) are of the raw
     distribution.
 
+    hidden: in place of an id (which is -1), the float32 of the state behind the final norm.
     error: this position has no answer (its logits held a NaN, or its parameters make no sense) and
     id is -1; the other positions of the step are answered as if it had not been there.
     """
@@ -93,3 +96,4 @@ class Sampled:
     logprob: float | None = None
     top: tuple[tuple[int, float], ...] = ()
     error: RebarError | None = None
+    hidden: bytes = b""

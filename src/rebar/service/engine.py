@@ -10,6 +10,7 @@ import msgspec
 
 from rebar.errors import EngineError, InputError, RebarError
 from rebar.graph.sequence import Row, Sampled
+from rebar.service.embedding import PooledGeneration
 from rebar.service.generation import Generation
 from rebar.service.grammar import Grammars
 from rebar.service.interfaces import StepRunner, TextOpener
@@ -195,7 +196,12 @@ class InferenceEngine:
                 if self._grammars is None:
                     raise EngineError("This engine knows no grammars. Send a request without one.")
                 grammar = self._grammars.open(packet.grammar, packet.said)
-            generation = Generation(packet, self.open_text(packet.stop), self.clock(), grammar)
+            text, now = self.open_text(packet.stop), self.clock()
+            generation = (
+                PooledGeneration(packet, text, now)
+                if packet.pooling
+                else Generation(packet, text, now, grammar)
+            )
             self.scheduler.add(generation)
         except Exception as error:
             return Delta(ticket=packet.ticket, failure=failure_of(error))
@@ -251,7 +257,7 @@ class InferenceEngine:
         for sampled in answer:
             if sampled.error is not None:
                 return sampled.error
-            if not 0 <= sampled.id < self.vocab_size:
+            if not row.hidden and not 0 <= sampled.id < self.vocab_size:
                 return EngineError(
                     f"The model chose id {sampled.id}, which is no token of its vocabulary. "
                     "Send the request again."

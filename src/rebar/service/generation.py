@@ -139,7 +139,7 @@ class Generation:
             delta.text = text.push(answer.id)
             complete = self._grammar is not None and self._grammar.take(answer.id)
             if text.stopped or complete:
-                delta.finish = "stop"
+                delta.finish, delta.stopped_by = "stop", text.met
             elif self.sampled == packet.max_tokens:
                 delta.finish = "length"
         if delta.finish and not text.stopped:

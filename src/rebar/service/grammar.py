@@ -42,16 +42,21 @@ def limits() -> LLParserLimits:
 
 def refusal(reason: str) -> InputError:
     """The caller's error for a grammar that cannot be used."""
+    return InputError(
+        f"The grammar of this request cannot be used: {sentence_of(reason)}. Make it simpler, or "
+        "take out what is not supported.",
+        param="response_format",
+        code="invalid_grammar",
+    )
+
+
+def sentence_of(reason: str) -> str:
+    """The one line of llguidance's words that says what is wrong."""
     lines = [line.strip() for line in reason.splitlines() if line.strip()] or ["it is not valid"]
     line = next((line for line in lines if line.startswith("error:")), lines[0])
     if line.startswith("NoExtension"):
         line = "nothing can match it"
-    return InputError(
-        f"The grammar of this request cannot be used: {line[:300].rstrip('.')}. Make it simpler, "
-        "or take out what is not supported.",
-        param="response_format",
-        code="invalid_grammar",
-    )
+    return line.removeprefix("error: ")[:300].rstrip(".")
 
 
 class GrammarState:

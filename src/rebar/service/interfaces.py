@@ -60,6 +60,10 @@ class StepRunner(Protocol):
         """Most positions computed in one step."""
 
     @property
+    def width(self) -> int:
+        """Numbers in a hidden state."""
+
+    @property
     def kv(self) -> BlockPool:
         """Where keys and values of sequences are kept."""
 
@@ -87,6 +91,10 @@ class StreamingText(Protocol):
     @property
     def stopped(self) -> bool:
         """A stop string was met; only text before it was given out."""
+
+    @property
+    def met(self) -> str | None:
+        """The stop string that was met."""
 
     def push(self, token: int, /) -> str:
         """Text that may be shown now."""

@@ -96,6 +96,7 @@ def load_engine(
         vocab_size=tokenizer.vocab_size,
         max_open=max_running + max_waiting,
         max_open_tokens=KV_FILLINGS * runner.kv.total_blocks * runner.kv.block_size,
+        width=runner.width,
     )
     return LoadedEngine(engine, limits)
 

@@ -20,6 +20,9 @@ context.
 """
 
 
+Pooling = Literal["mean", "last"]
+"""How the hidden states of a text become one vector: their mean, or that of the last position."""
+
 WaitReason = Literal["order", "place", "memory", "budget", "shared", "preempted"]
 """What a choice waits for. "order": others come before it; "place": as many run as may; "memory":
 KV blocks; "budget": the step has no room for its prompt; "shared": another choice is computing
@@ -47,6 +50,8 @@ class RequestPacket(msgspec.Struct, frozen=True, array_like=True):
     given; prompt_scored, how many of the prompt's.
 
     grammar: what the answer must obey, in llguidance's notation; "" for nothing.
+
+    pooling: nothing is sampled; the answer is one vector of the prompt (embedding.py).
     """
 
     ticket: int
@@ -67,6 +72,7 @@ class RequestPacket(msgspec.Struct, frozen=True, array_like=True):
     arrived: float | None = None
     deadline: float | None = None
     tenant: str = ""
+    pooling: Pooling | None = None
 
 
 class ChoiceRecord(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -126,7 +132,9 @@ class Delta(msgspec.Struct, array_like=True, gc=False):
     ids: every id sampled, the end id included (this is what usage counts). text: what may be shown
     now, always whole characters and never the beginning of a stop string. scores: of the tokens
     whose text is shown up to here, when asked for. prompt_scores: of prompt[1:], as they become
-    known. record: what happened to the choice, with its first id and at its end.
+    known. record: what happened to the choice, with its first id and at its end. vector: the whole
+    answer where the packet says `pooling`, float32 of length 1. stopped_by: the stop string that
+    ended it, if one did.
     """
 
     ticket: int
@@ -137,6 +145,8 @@ class Delta(msgspec.Struct, array_like=True, gc=False):
     finish: FinishReason | None = None
     failure: Failure | None = None
     record: ChoiceRecord | None = None
+    vector: bytes = b""
+    stopped_by: str | None = None
 
     def join(self, later: Delta) -> None:
         """Adds what the same choice said later."""
@@ -147,6 +157,8 @@ class Delta(msgspec.Struct, array_like=True, gc=False):
         self.finish = later.finish
         self.failure = later.failure
         self.record = later.record or self.record
+        self.vector = later.vector or self.vector
+        self.stopped_by = later.stopped_by
 
     @property
     def last(self) -> bool:
@@ -204,7 +216,8 @@ class EngineLimits(msgspec.Struct, frozen=True, array_like=True, gc=False):
     time).
 
     max_context: prompt and answer together. kv_tokens: positions the KV cache holds.
-    max_open_tokens: of the prompts of open choices, 0 for no bound.
+    max_open_tokens: of the prompts of open choices, 0 for no bound. width: numbers in an
+    embedding.
     """
 
     max_context: int
@@ -212,6 +225,7 @@ class EngineLimits(msgspec.Struct, frozen=True, array_like=True, gc=False):
     vocab_size: int
     max_open: int
     max_open_tokens: int = 0
+    width: int = 0
 
     @property
     def max_total(self) -> int:

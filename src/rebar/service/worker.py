@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -74,9 +75,9 @@ class EngineWorker:
         return self._thread.is_alive()
 
     @property
-    def pid(self) -> None:
-        """It has no process of its own."""
-        return
+    def pid(self) -> int:
+        """This process."""
+        return os.getpid()
 
     @property
     def cpu_seconds(self) -> float:

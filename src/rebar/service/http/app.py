@@ -13,7 +13,9 @@ from starlette.types import Receive, Scope, Send
 from rebar.errors import RebarError
 from rebar.service.body import MAX_DEPTH
 from rebar.service.http.access import Access
+from rebar.service.http.connection import MAX_HEAD_BYTES
 from rebar.service.http.cors import Cors
+from rebar.service.http.embeddings import EmbeddingRoutes
 from rebar.service.http.errors import HttpError
 from rebar.service.http.health import HealthRoutes
 from rebar.service.http.keys import KeyGuard
@@ -21,7 +23,8 @@ from rebar.service.http.lifecycle import Lifecycle
 from rebar.service.http.loop_guard import LoopGuard
 from rebar.service.http.metrics import ServiceMetrics
 from rebar.service.http.middleware import STRAIGHT, RequestMiddleware, error_answer
-from rebar.service.http.openapi import component_schemas
+from rebar.service.http.off_loop import OffLoop
+from rebar.service.http.openapi import ANY_WAY, SECURITY, component_schemas
 from rebar.service.http.reading import MAX_BODY_BYTES
 from rebar.service.http.routes import Routes, api_router
 from rebar.service.router import ServiceRouter
@@ -33,8 +36,8 @@ An exact language model server. The bits of an answer depend on the model, the p
 parameters and the seed, and on nothing else.
 
 **Limits.** A body may have {MAX_BODY_BYTES // 2**20} MiB, uncompressed, and JSON nested
-{MAX_DEPTH} deep. Text must be UTF-8 without lone surrogates, numbers finite. An unknown
-parameter is refused, not ignored.
+{MAX_DEPTH} deep; a head {MAX_HEAD_BYTES // 2**10} KiB. Text must be UTF-8 without lone surrogates,
+numbers finite. An unknown parameter is refused, not ignored.
 
 **Rules.** `max_tokens` beyond the context is lowered to what is left; a prompt that leaves no room
 is refused, never cut. Absent, it means all that is left in chat and {DEFAULT_COMPLETION_TOKENS}
@@ -44,13 +47,23 @@ seed of its own, made of the request's. In chat, control tokens in the text of a
 text; in `/v1/completions` and `/tokenize` they are control tokens. Text parts of a message are
 joined by a line end.
 
+**Embeddings** are hidden states behind the final norm, their mean or (`pooling`: `last`) the last
+one, at length 1. `dimensions` keeps the first so many numbers, at length 1 again. Control tokens in
+a text are plain text; a text longer than the context is refused.
+
 **Keys.** Where the server was started with API keys, every path but /health, /health/ready,
 /health/live and /metrics wants one, as `Authorization: Bearer KEY` or in `x-api-key`. Requests of
 one tenant do not share computed prompts with another's, nor see its history.
 
-**Errors** are `{{"error": {{"message", "type", "param", "code"}}}}`. A failure after a stream began
-is one such event; then the stream ends without `[DONE]`. A client that closes its side of the
-connection, even only for writing, has left: its work ends.
+**Responses and Messages** are turned into chat requests. Nothing is stored: a conversation comes
+whole with each request. What a route does not know of these APIs it refuses by name. Where Messages
+counts tokens, those that had been computed before are in `cache_read_input_tokens`, apart from
+`input_tokens`.
+
+**Errors** are `{{"error": {{"message", "type", "param", "code"}}}}`, under /v1/messages
+`{{"type": "error", "error": {{"type", "message"}}, "request_id"}}`. A failure after a stream began
+is one such event (`error` and `response.failed` of Responses); then it ends, without `[DONE]`.
+A client that closes its side of the connection, even only for writing, has left: its work ends.
 """
 
 
@@ -67,9 +80,10 @@ class RebarApp(FastAPI):
         """The document, made once."""
         if self.openapi_schema is None:
             document = super().openapi()
-            document.setdefault("components", {}).setdefault("schemas", {}).update(
-                component_schemas()
-            )
+            components = document.setdefault("components", {})
+            components.setdefault("schemas", {}).update(component_schemas())
+            components["securitySchemes"] = SECURITY
+            document["security"] = ANY_WAY
             self.openapi_schema = document
         return self.openapi_schema
 
@@ -85,7 +99,8 @@ def create_app(
     lifecycle = lifecycle or Lifecycle()
     guard = LoopGuard(lifecycle.limits.block)
     metrics = ServiceMetrics(router, guard)
-    routes = Routes(router, metrics)
+    off_loop = OffLoop()
+    routes = Routes(router, metrics, off_loop)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -94,7 +109,7 @@ def create_app(
         yield
         guard.stop()
         await router.stop()
-        routes.close()
+        off_loop.close()
 
     app = RebarApp(
         title="Rebar",
@@ -105,7 +120,7 @@ def create_app(
         docs_url=None,  # it would load its scripts from somebody else's server
         redoc_url=None,
     )
-    app.include_router(api_router(routes))
+    app.include_router(api_router(routes, EmbeddingRoutes(router, off_loop)))
     app.include_router(HealthRoutes(router, lifecycle).api())
     app.add_exception_handler(RebarError, _answer_error)
     app.add_exception_handler(HTTPException, _answer_http_exception)

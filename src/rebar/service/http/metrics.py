@@ -212,10 +212,10 @@ def _processes(services: Iterable[ModelService]) -> Iterator[Metric]:
     cpu.add_metric(("front", ""), process_cpu_seconds(os.getpid()) or 0.0)
     resident.add_metric(("front", ""), process_resident_bytes(os.getpid()) or 0)
     for service in services:
-        if service.worker.pid is not None:
+        if service.worker.pid not in (None, os.getpid()):
             name = ("engine", service.model.name)
             cpu.add_metric(name, service.worker.cpu_seconds)
-            resident.add_metric(name, process_resident_bytes(service.worker.pid) or 0)
+            resident.add_metric(name, process_resident_bytes(service.worker.pid or 0) or 0)
     cores = GaugeMetricFamily("rebar_cores", "Cores that the server may use")
     cores.add_metric((), read_machine().cores)
     yield from (cpu, resident, cores)

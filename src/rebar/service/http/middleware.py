@@ -121,10 +121,10 @@ class RequestMiddleware:
         seconds = time.monotonic() - record.started
         route = getattr(scope.get("route"), "path", "other")
         status = record.status or CLIENT_LEFT
-        if cut_off := scope.get("state", {}).get(CUT_OFF):
+        cut_off = scope.get("state", {}).get(CUT_OFF)
+        if cut_off:
             record.notes["cut_off"] = cut_off
-            self._metrics.cut_off(cut_off)
-        self._metrics.request_ended(route, status, seconds)
+        self._count(route, status, seconds, cut_off)
         log.log(
             logging.DEBUG if route in OPERATIONS else logging.INFO,
             "%s %s %d %.1f ms id=%s%s",
@@ -135,3 +135,12 @@ class RequestMiddleware:
             record.caller.request_id,
             "".join(f" {key}={value}" for key, value in record.notes.items()),
         )
+
+    def _count(self, route: str, status: int, seconds: float, cut_off: str | None) -> None:
+        """Its numbers. What fails here is no fault of the request's."""
+        try:
+            if cut_off:
+                self._metrics.cut_off(cut_off)
+            self._metrics.request_ended(route, status, seconds)
+        except Exception:
+            log.exception("a measurement failed; requests go on, /metrics may be wrong")
