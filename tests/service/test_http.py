@@ -222,7 +222,10 @@ def test_openapi_document_is_complete(live: Live) -> None:
 
     assert references(document) <= set(schemas)
     chat = document["paths"]["/v1/chat/completions"]["post"]
-    assert set(chat["responses"]) == {"200", "400", "404", "413", "415", "429", "500", "503", "504"}
+    said = {"200", "400", "401", "404", "413", "415", "429", "500", "503", "504"}
+    assert set(chat["responses"]) == said
+    assert document["security"] == [{"bearer": []}, {"x-api-key": []}, {}]
+    assert document["paths"]["/health"]["get"]["security"] == []
     assert schemas["ChatBody"]["properties"]["messages"]["type"] == "array"
 
 

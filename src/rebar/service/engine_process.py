@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 import rebar.errors
 from rebar.errors import EngineError, RebarError
+from rebar.service.collector import settle
 from rebar.service.frames import FrameReader, frame, leave_with, receive
 from rebar.service.messages import (
     Beat,
@@ -150,6 +151,7 @@ class _Engine:
             self.send(Refused(type(error).__name__, str(error)))
             return
         worker = EngineWorker(loaded.engine, self.send)
+        settle()
         self.send(Ready(loaded.limits, loaded.engine.stats()))
         worker.start()
         threading.Thread(target=self._beat, args=(worker,), daemon=True).start()

@@ -101,9 +101,14 @@ def load_engine(
     return LoadedEngine(engine, limits)
 
 
-def spec_of(file: ModelFile, options: RunnerOptions) -> EngineSpec:
+def spec_of(
+    file: ModelFile,
+    options: RunnerOptions,
+    max_running: int = DEFAULT_MAX_RUNNING,
+    max_waiting: int = DEFAULT_MAX_WAITING,
+) -> EngineSpec:
     """What an engine process is told to load; the file must be a .rebar one, as load_model's."""
-    return EngineSpec(str(file.path), options, DEFAULT_MAX_RUNNING, DEFAULT_MAX_WAITING)
+    return EngineSpec(str(file.path), options, max_running, max_waiting)
 
 
 def identity_of(file: ModelFile, options: RunnerOptions) -> bytes:
