@@ -66,7 +66,8 @@ def test_a_misspelled_variable_is_refused_and_the_right_ones_are_named() -> None
 def commands() -> list[App]:
     """Every command that takes flags, those of a verb's own verbs included."""
     verbs = [build_app(verb)[verb] for verb in VERBS]
-    return [v for v in verbs if v.default_command] + [build_app("bench")["bench"]["engine"]]
+    bench = build_app("bench")["bench"]
+    return [v for v in verbs if v.default_command] + [bench["engine"], bench["serve"]]
 
 
 def test_known_variables_are_exactly_the_flags_of_the_verbs() -> None:

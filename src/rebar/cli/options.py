@@ -150,6 +150,25 @@ class LimitFlags:
 
 @Parameter(name="*")
 @dataclass(frozen=True, slots=True, kw_only=True)
+class QueueFlags:
+    """How many answers at a time."""
+
+    max_running: Annotated[int, Parameter(help="Answers computed at a time.")] = 64
+    max_waiting: Annotated[
+        int, Parameter(help="Answers that may wait for it; those beyond get a 429.")
+    ] = 256
+
+    def __post_init__(self) -> None:
+        if self.max_running < 1 or self.max_waiting < 0:
+            raise InputError(
+                "At least one answer must be computed at a time, and no fewer than none can wait. "
+                "Give --max-running 1 or more, --max-waiting 0 or more.",
+                param="max_running",
+            )
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AccessFlags:
     """Who may ask, and from where. Without a key, everybody who reaches the port."""
 

@@ -18,6 +18,7 @@ from rebar.cli.options import (
     Model,
     Offline,
     Port,
+    QueueFlags,
 )
 from rebar.cli.output import note, progress, timed
 from rebar.cli.settings import places
@@ -36,6 +37,7 @@ def serve(
     port: Port = 8000,
     api_model_name: Annotated[str | None, Parameter(help="Name that clients use.")] = None,
     flags: AnswerFlags | None = None,
+    queue: QueueFlags | None = None,
     limits: LimitFlags | None = None,
     access: AccessFlags | None = None,
     offline: Offline = False,
@@ -51,7 +53,8 @@ def serve(
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
 
     def load() -> ModelService:
-        return _load(model, api_model_name or model, flags or AnswerFlags(), offline)
+        name = api_model_name or model
+        return _load(model, name, flags or AnswerFlags(), queue or QueueFlags(), offline)
 
     def ready(url: str) -> None:
         seconds = time.perf_counter() - STARTED
@@ -63,7 +66,9 @@ def serve(
     run(load, host=host, port=port, limits=waits, access=who, on_ready=ready)
 
 
-def _load(model: str, name: str, flags: AnswerFlags, offline: bool) -> ModelService:
+def _load(
+    model: str, name: str, flags: AnswerFlags, queue: QueueFlags, offline: bool
+) -> ModelService:
     """The model in an engine process; says what the machine and the plan are, and how long each
     phase took.
     """
@@ -86,7 +91,7 @@ def _load(model: str, name: str, flags: AnswerFlags, offline: bool) -> ModelServ
         file = open_source(source, where.cache, shown)
     for line in plan_memory(file, options, device.budget).lines():
         note(f"  {line}")
-    spec = spec_of(file, options, flags.guesses)
+    spec = spec_of(file, options, queue.max_running, queue.max_waiting, flags.guesses)
     with timed("engine"):
         first = EngineProcess(spec)
     served = open_served(file, first.ready.limits, name=name)

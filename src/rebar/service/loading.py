@@ -106,11 +106,15 @@ def load_engine(
     return LoadedEngine(engine, limits)
 
 
-def spec_of(file: ModelFile, options: RunnerOptions, speculation: int = MAX_GUESSES) -> EngineSpec:
+def spec_of(
+    file: ModelFile,
+    options: RunnerOptions,
+    max_running: int = DEFAULT_MAX_RUNNING,
+    max_waiting: int = DEFAULT_MAX_WAITING,
+    speculation: int = MAX_GUESSES,
+) -> EngineSpec:
     """What an engine process is told to load; the file must be a .rebar one, as load_model's."""
-    return EngineSpec(
-        str(file.path), options, DEFAULT_MAX_RUNNING, DEFAULT_MAX_WAITING, speculation
-    )
+    return EngineSpec(str(file.path), options, max_running, max_waiting, speculation)
 
 
 def identity_of(file: ModelFile, options: RunnerOptions) -> bytes:

@@ -129,7 +129,7 @@ TIMED_OUT = Failure(
 """The server's limit, not the engine's fault."""
 
 
-class Delta(msgspec.Struct, array_like=True):
+class Delta(msgspec.Struct, array_like=True, gc=False):
     """What one step added to one choice.
 
     ids: every id sampled, the end id included (this is what usage counts). text: what may be shown
