@@ -76,6 +76,17 @@ class Trouble:
             self.noticed.append(time.monotonic() - begin)
             self._wait(lambda: self.server.metric("rebar_engine_up") == 1)
             self.back.append(time.monotonic() - begin - self.noticed[-1])
+            self._wait(self._flowing)
+
+    def _flowing(self) -> bool:
+        """Whether all contexts are computed anew and every open stream decodes: a gap is then one
+        kill's, and a kill comes at any moment of flowing streams.
+        """
+        for _ in range(3):
+            if self.server.metric("dfp_batch_size_current") > STREAMS:
+                return False
+            time.sleep(0.02)
+        return self.server.metric("rebar_num_requests_waiting") == 0
 
     def _wait(self, true: Callable[[], bool]) -> None:
         while not true() and not self.ended.is_set():
