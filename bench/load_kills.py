@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from bench.harness import Line, note
@@ -72,11 +73,14 @@ class Trouble:
             os.kill(pid, self.kind)
             begin = time.monotonic()
             self.done += 1
-            self._wait(lambda r=restarts: self.server.metric("rebar_engine_restarts_total") > r)
+            self._wait(partial(self._replaced, restarts))
             self.noticed.append(time.monotonic() - begin)
             self._wait(lambda: self.server.metric("rebar_engine_up") == 1)
             self.back.append(time.monotonic() - begin - self.noticed[-1])
             self._wait(self._flowing)
+
+    def _replaced(self, restarts: float) -> bool:
+        return self.server.metric("rebar_engine_restarts_total") > restarts
 
     def _flowing(self) -> bool:
         """Whether all contexts are computed anew and every open stream decodes: a gap is then one
@@ -141,7 +145,7 @@ def lines_of(
 def prove(given: argparse.Namespace) -> list[Line]:
     """Quiet, then killed, then stopped."""
     lines: list[Line] = []
-    with rebar_server(given.log) as server:
+    with rebar_server(given.log, model=given.model) as server:
         quiet, gap = run_under(server, given.requests, None)
         expected = {n: text_of(o) for n, o in quiet.outcomes.items()}
         note(f"quiet: {quiet.tally.seconds:.0f} s, longest gap {gap:.2f} s")

@@ -10,7 +10,7 @@ import argparse
 import statistics
 
 from bench.harness import Line, measure, note, rebar
-from bench.serving import DEFAULT_MODEL, Server, rebar_server, run
+from bench.serving import Server, rebar_server, run
 
 from rebar.insight.load import LoadRun, Pace
 from rebar.insight.workload import Lengths, Workload
@@ -42,11 +42,11 @@ def over_http(server: Server, seed: int) -> float:
 def prove(given: argparse.Namespace) -> list[Line]:
     """In turns."""
     served, offline = [], []
-    command = rebar("bench", "engine", DEFAULT_MODEL, "--only", FIGURE, "--repeats", "2", "--json")
+    command = rebar("bench", "engine", given.model, "--only", FIGURE, "--repeats", "2", "--json")
     for number in range(given.rounds):
         facts = measure(command) or {}
         offline.append(facts["figures"][FIGURE]["tok_s"])
-        with rebar_server(given.log) as server:
+        with rebar_server(given.log, model=given.model) as server:
             over_http(server, 1000 + number)
             served += [over_http(server, 2 * number + i) for i in range(2)]
         note(f"round {number + 1}: {served[-1]:.0f} over HTTP, {offline[-1]:.0f} without")

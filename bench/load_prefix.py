@@ -41,7 +41,7 @@ def ask(server: Server, pair: int, number: int) -> tuple[float, str, int]:
 def prove(given: argparse.Namespace) -> list[Line]:
     """All pairs; then the second ones alone."""
     firsts, seconds, texts, cached = [], [], [], []
-    with rebar_server(given.log) as server:
+    with rebar_server(given.log, model=given.model) as server:
         ask(server, 7, 5)  # the first request of a process pays for pages
         for pair in range(given.pairs):
             first, _, _ = ask(server, pair, 0)
@@ -50,7 +50,7 @@ def prove(given: argparse.Namespace) -> list[Line]:
             seconds.append(second)
             texts.append(text)
             cached.append(known)
-    with rebar_server(given.log) as server:
+    with rebar_server(given.log, model=given.model) as server:
         alone = [ask(server, pair, 1)[1:] for pair in range(given.pairs)]
     note(f"cached tokens {cached}; alone {[known for _, known in alone]}")
     same = sum(text == other for text, (other, _) in zip(texts, alone, strict=True))
