@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, NoReturn
 import rebar.errors
 from rebar.errors import EngineError, RebarError
 from rebar.service.collector import settle
-from rebar.service.frames import FrameReader, frame, receive
+from rebar.service.frames import FrameReader, frame, leave_with, receive
 from rebar.service.messages import (
     Beat,
     EngineSpec,
@@ -120,6 +120,7 @@ def main() -> NoReturn:
     )
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     sock = socket.socket(fileno=os.dup(0))
+    leave_with(sock)
     with open(os.devnull, "rb") as nothing:
         os.dup2(nothing.fileno(), 0)
     orders = FrameReader(Orders)
@@ -157,7 +158,6 @@ class _Engine:
         while given := receive(self.sock, orders):
             for order in given:
                 worker.give(order)
-        worker.stop(timeout=5.0)
 
     def _beat(self, worker: EngineWorker) -> None:
         while True:
