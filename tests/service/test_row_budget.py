@@ -143,7 +143,7 @@ def test_budgets_before_and_beside() -> None:
 @given(
     st.floats(0, 10),
     st.floats(1e-5, 0.001),
-    st.floats(0, 1e-6),
+    st.floats(0, 0.002),
     st.integers(0, 2**32),
     st.integers(0, 64),
     st.integers(0, 8000),
@@ -152,9 +152,10 @@ def test_any_machine_is_learned(
     step: float, position: float, attended: float, seed: int, decode: int, first: int
 ) -> None:
     """Whatever a machine spends its time on: steps as unlike as real ones teach it, and what is
-    asked for takes about as long as was asked.
+    asked for takes about as long as was asked. SmolLM2's step costs five positions, and a
+    position 4,000 attended to.
     """
-    real = machine(step * position, position, attended)
+    real = machine(step * position, position, attended * position)
     cost, chance = StepCost(), random.Random(seed)
     for _ in range(150):
         many = chance.randrange(64)
@@ -165,4 +166,4 @@ def test_any_machine_is_learned(
     bound = 0.05 + real(beside)
     rows = cost.positions(beside, first, bound)
     assert real(beside.and_row(first, rows)) <= 1.25 * bound
-    assert real(beside.and_row(first, rows + 1)) >= 0.75 * bound
+    assert real(beside.and_row(first, rows + 1)) >= 0.7 * bound
