@@ -14,6 +14,7 @@ from rebar.service.embedding import PooledGeneration
 from rebar.service.generation import Generation
 from rebar.service.grammar import Grammars
 from rebar.service.interfaces import StepRunner, TextOpener
+from rebar.service.journal import Journal
 from rebar.service.messages import (
     DEADLINE,
     NORMAL,
@@ -98,7 +99,7 @@ class InferenceEngine:
         deltas = self._take_compiled()
         started = self.clock()
         plan = self.scheduler.schedule(started)
-        deltas += [self._expire(generation, started) for generation in plan.expired]
+        deltas += [self._expire(g.packet, g.journal, started) for g in plan.expired]
         if plan.rows:
             answers = self._run(plan.rows)
             now = self.clock()
@@ -117,16 +118,15 @@ class InferenceEngine:
         except AssertionError as error:
             raise EngineError(f"the books of the KV cache are wrong: {error}") from error
 
-    def _expire(self, generation: Generation, now: float) -> Delta:
-        """Says that a choice cannot keep its deadline; the scheduler has let it go."""
-        packet = generation.packet
+    def _expire(self, packet: RequestPacket, journal: Journal, now: float) -> Delta:
+        """Says that a choice cannot keep its deadline; nobody works on it any more."""
         self._forget(packet.ticket)
         self._stats = msgspec.structs.replace(self._stats, expired=self._stats.expired + 1)
         text = "The deadline could not be met. Allow more time, or try when fewer requests wait."
         return Delta(
             ticket=packet.ticket,
             failure=Failure(text, code=DEADLINE),
-            record=generation.journal.record(packet.priority, now),
+            record=journal.record(packet.priority, now),
         )
 
     def fail_all(self, failure: Failure) -> list[Delta]:
@@ -184,9 +184,12 @@ class InferenceEngine:
         return self._begin(packet)
 
     def _take_compiled(self) -> list[Delta]:
-        """Begins the choices whose grammars are ready; says which were refused."""
+        """Begins the choices whose grammars are ready; says which were refused, and which cannot
+        wait any longer.
+        """
         if not self._compiling or self._grammars is None:
             return []
+        deltas = self._expire_compiling(self.clock())
         wait = 0.0 if self._open else COMPILE_WAIT_SECONDS
         ready = []
         for packet in self._compiling.values():
@@ -195,7 +198,15 @@ class InferenceEngine:
             wait = 0.0
         for packet in ready:
             del self._compiling[packet.ticket]
-        return [delta for delta in map(self._begin, ready) if delta is not None]
+        return deltas + [delta for delta in map(self._begin, ready) if delta is not None]
+
+    def _expire_compiling(self, now: float) -> list[Delta]:
+        compiling = self._compiling.values()
+        late = [p for p in compiling if p.deadline is not None and now >= p.deadline]
+        for packet in late:
+            del self._compiling[packet.ticket]
+        arrived = [now if p.arrived is None else p.arrived for p in late]
+        return [self._expire(p, Journal(at), now) for p, at in zip(late, arrived, strict=True)]
 
     def _begin(self, packet: RequestPacket) -> Delta | None:
         try:
