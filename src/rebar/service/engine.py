@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable
 
@@ -15,6 +16,7 @@ from rebar.service.generation import Generation
 from rebar.service.grammar import Grammars
 from rebar.service.interfaces import StepRunner, TextOpener
 from rebar.service.journal import Journal
+from rebar.service.memory_budget import held_back
 from rebar.service.messages import (
     DEADLINE,
     NORMAL,
@@ -31,6 +33,8 @@ from rebar.service.step_cost import StepWork
 log = logging.getLogger("rebar.service.engine")
 
 DEFAULT_MAX_RUNNING = 64
+WATCH_SECONDS = 1.0
+"""So often the machine is asked for its memory: a tenth of a millisecond."""
 COMPILE_WAIT_SECONDS = 0.005
 """An engine with nothing but grammars to compile looks so often whether one is ready."""
 Answers = list[Sampled] | Exception
@@ -72,6 +76,7 @@ class InferenceEngine:
             speculation=Speculation(speculation),
         )
         self._checked = False
+        self._next_look = -math.inf
         self._priorities = [0, 0, 0]  # open choices: high, normal, low
         self._grammars = grammars
         self._open: dict[int, Generation] = {}
@@ -98,6 +103,7 @@ class InferenceEngine:
         self._checked = False
         deltas = self._take_compiled()
         started = self.clock()
+        self._watch_memory(started)
         plan = self.scheduler.schedule(started)
         deltas += [self._expire(g.packet, g.journal, started) for g in plan.expired]
         if plan.rows:
@@ -108,6 +114,15 @@ class InferenceEngine:
             self._count(plan, done, now - started)
             deltas += done
         return [delta for delta in deltas if delta.ids or delta.prompt_scores or delta.last]
+
+    def _watch_memory(self, now: float) -> None:
+        """Once a second: holds back fresh blocks that the machine has no memory for."""
+        if now < self._next_look:
+            return
+        self._next_look = now + WATCH_SECONDS
+        pool = self.scheduler.pool
+        available = self.runner.available_bytes if pool.fresh_blocks else 0
+        pool.held_back = held_back(pool.held_back, pool.fresh_blocks, available, pool.block_bytes)
 
     def _check_books(self) -> None:
         if self._checked:
@@ -145,6 +160,7 @@ class InferenceEngine:
             waiting=len(scheduler.waiting) + len(self._compiling),
             free_blocks=pool.free_blocks,
             total_blocks=pool.total_blocks,
+            held_back_blocks=min(pool.held_back, pool.fresh_blocks),
             free_bytes=self.runner.free_bytes,
             nodes=self.runner.node_count,
             row_limit=self._row_limit(),
