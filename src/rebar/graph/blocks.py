@@ -4,7 +4,8 @@ A block is held by one sequence or by several that begin with the same ids, or i
 block whose content is known by its digest is kept until its memory is needed, oldest first, and
 within what was given back together the end of a sequence before its beginning: a beginning is worth
 more to others. `held_back`: of the blocks never used so many are taken last of all, for the
-machine has no memory left to put behind them. Content becomes known when it is whole (`publish`) and is never written again.
+machine has no memory left to put behind them. Content becomes known when it is whole (`publish`)
+and is never written again.
 """
 
 from __future__ import annotations
