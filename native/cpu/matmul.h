@@ -16,7 +16,8 @@ struct Group {
   F m;
 };
 
-template <int Type>
+// Whole: activations with one scale for all 32 inputs of a group.
+template <int Type, bool Whole>
 struct Traits {
   static constexpr TileShape shape = kTiles[Type];
   static constexpr bool minimum = shape.m >= 0;
@@ -27,8 +28,9 @@ struct Traits {
                                 : Type == RB_Q5_0 ? 16
                                 : Type == RB_Q6_K ? 32
                                                   : 0;
-  // Panel bytes of a row's group: 32 quants, two scales, and the minimum's factor or two offsets.
-  static constexpr int extras = minimum ? 1 : 2;
+  // Panel bytes of a row's group: 32 quants, two scales (Whole: the scale and -kUnit of them), and the minimum's factor or
+  // where dots begin: minus the offsets' part, plus kUnitBits when Whole.
+  static constexpr int extras = minimum || Whole ? 1 : 2;
   static constexpr int panel_bytes = 32 + 8 + 4 * extras;
 };
 
@@ -77,19 +79,8 @@ RB_INLINE void load_scales(const uint8_t* block, const uint8_t* group, Group& ou
   }
 }
 
-// One row's part of a group; low and high are the exact dots of inputs 0..15 and 16..31, offsets taken off:
-// acc + dw (low dx0 + high dx1), then + m (dx0 sum0 + dx1 sum1). Q6_K: acc + low (dw0 dx0), then + high (dw1 dx1).
-template <int Type>
-RB_INLINE F add_group(F acc, const Group& w, const int8_t* q, const float* dx, const int32_t* extra) {
-  using T = Traits<Type>;
-  const bool offset = T::offset != 0;
-  const F low = to_float(dot<4, T::max_q>(set1(offset ? extra[0] : int32_t{0}), w.w, q));
-  const F high = to_float(dot<4, T::max_q>(set1(offset ? extra[1] : int32_t{0}), w.w + 4, q + 16));
-  if constexpr (T::halves) {
-    acc = fma(low, mul(w.d[0], set1(dx[0])), acc);
-    return fma(high, mul(w.d[1], set1(dx[1])), acc);
-  }
-  acc = fma(fma(high, set1(dx[1]), mul(low, set1(dx[0]))), w.d[0], acc);
+template <class T>
+RB_INLINE F add_minimum(F acc, const Group& w, const int32_t* extra) {
   if constexpr (T::minimum) {
     float factor;
     memcpy(&factor, extra, 4);
@@ -98,15 +89,52 @@ RB_INLINE F add_group(F acc, const Group& w, const int8_t* q, const float* dx, c
   return acc;
 }
 
+// One row's part of a group; low and high are the exact dots of inputs 0..15 and 16..31, offsets taken off:
+// acc + dw (low dx0 + high dx1), then + m (dx0 sum0 + dx1 sum1). Q6_K: acc + low (dw0 dx0), then + high (dw1 dx1).
+template <int Type>
+RB_INLINE F add_group(F acc, const Group& w, const int8_t* q, const float* dx, const int32_t* extra) {
+  using T = Traits<Type, false>;
+  const bool offset = T::offset != 0;
+  const F low = to_float(dot<4, T::max_q>(set1(offset ? extra[0] : int32_t{0}), w.w, q));
+  const F high = to_float(dot<4, T::max_q>(set1(offset ? extra[1] : int32_t{0}), w.w + 4, q + 16));
+  if constexpr (T::halves) {
+    acc = fma(low, mul(w.d[0], set1(dx[0])), acc);
+    return fma(high, mul(w.d[1], set1(dx[1])), acc);
+  }
+  return add_minimum<T>(fma(fma(high, set1(dx[1]), mul(low, set1(dx[0]))), w.d[0], acc), w, extra);
+}
+
+// A dot D that begins at the bits of kUnit = 1.5 2^23 ends as the float kUnit + D, for |D| < 2^22 (it is at most 32 * 128 * 127).
+// Scales for 32 inputs have 22 bits, so kUnit dx is exact and fma(kUnit + D, dx, -kUnit dx) is D dx rounded once: what a
+// conversion and a product would give, in one instruction of eleven a row and group instead of two of twelve.
+constexpr float kUnit = 12582912.0f;
+constexpr int32_t kUnitBits = 0x4b400000;
+
+// All R rows' part of a group with one scale: acc + dw (D dx), then + m (dx sum). Step by step over all rows, so that no dot waits
+// for itself.
+template <int Type, int R>
+RB_INLINE void add_whole_group(F* acc, const Group& w, const int8_t* q, const float* dx, const int32_t* extra) {
+  using T = Traits<Type, true>;
+  I sum[R];
+  RB_UNROLL for (int r = 0; r < R; ++r) sum[r] = set1(T::offset != 0 ? extra[r] : kUnitBits);
+  RB_UNROLL for (int s = 0; s < 8; ++s) {
+    RB_UNROLL for (int r = 0; r < R; ++r) sum[r] = dot<1, T::max_q>(sum[r], w.w + s, q + 32 * r + 4 * s);
+  }
+  RB_UNROLL for (int r = 0; r < R; ++r) {
+    acc[r] = fma(fma(float_bits(sum[r]), set1(dx[2 * r]), set1(dx[2 * r + 1])), w.d[0], acc[r]);
+    acc[r] = add_minimum<T>(acc[r], w, extra + r);
+  }
+}
+
 // Weights come from memory in one stream. One or two rows eat it as fast as the hardware reads ahead (39 of 41 GB/s with two
 // threads; asking as well costs a tenth); from three rows on a group takes so long that the hardware stops looking, and its
 // lines are asked for 2 KB early, about 80 ns at 25 GB/s: a fifth of the time of eight rows.
 constexpr int kPrefetchBytes = 2048, kPrefetchRows = 3;
 RB_INLINE void prefetch(const uint8_t* p) { __builtin_prefetch(p, 0, 3); }
 
-template <int Type, int R>
+template <int Type, bool Whole, int R>
 RB_INLINE void block_products(const uint8_t* tile, const uint8_t* panel, int k, F* acc) {
-  using T = Traits<Type>;
+  using T = Traits<Type, Whole>;
   constexpr int per_block = kFormats[Type].block / 32;
   for (int in_block = 0, left = k / 32; left > 0; --left) {
     Group w;
@@ -119,8 +147,12 @@ RB_INLINE void block_products(const uint8_t* tile, const uint8_t* panel, int k, 
     const int8_t* q = reinterpret_cast<const int8_t*>(panel);
     const float* dx = reinterpret_cast<const float*>(panel + 32 * R);
     const int32_t* extra = reinterpret_cast<const int32_t*>(panel + 40 * R);
-    RB_UNROLL for (int r = 0; r < R; ++r) {
-      acc[r] = add_group<Type>(acc[r], w, q + 32 * r, dx + 2 * r, extra + T::extras * r);
+    if constexpr (Whole) {
+      add_whole_group<Type, R>(acc, w, q, dx, extra);
+    } else {
+      RB_UNROLL for (int r = 0; r < R; ++r) {
+        acc[r] = add_group<Type>(acc[r], w, q + 32 * r, dx + 2 * r, extra + T::extras * r);
+      }
     }
     panel += T::panel_bytes * R;
     if (++in_block == per_block) {
@@ -151,7 +183,7 @@ RB_INLINE void float_products(const uint8_t* tile, const float* panel, int k, F*
 using TileRows = void (*)(const rb_matmul&, int64_t tile, int64_t row, const uint8_t* panel);
 
 // One tile for the R rows of a panel.
-template <int Type, int R>
+template <int Type, bool Whole, int R>
 static void tile_rows(const rb_matmul& a, int64_t tile, int64_t row, const uint8_t* panel) {
   F acc[R];
   RB_UNROLL for (int r = 0; r < R; ++r) acc[r] = set1(0.0f);
@@ -159,7 +191,7 @@ static void tile_rows(const rb_matmul& a, int64_t tile, int64_t row, const uint8
   if constexpr (is_float(Type))
     float_products<Type, R>(data, reinterpret_cast<const float*>(panel), a.w.k, acc);
   else
-    block_products<Type, R>(data, panel, a.w.k, acc);
+    block_products<Type, Whole, R>(data, panel, a.w.k, acc);
   const int64_t first = tile * 16;
   const int lanes = a.w.n - first < 16 ? static_cast<int>(a.w.n - first) : 16;
   RB_UNROLL for (int r = 0; r < R; ++r) {
@@ -170,21 +202,28 @@ static void tile_rows(const rb_matmul& a, int64_t tile, int64_t row, const uint8
   }
 }
 
-template <int Type>
+template <int Type, bool Whole>
 struct Panels {  // tile_rows for 1..kPanelRows rows
   TileRows run[kPanelRows + 1];
   constexpr Panels() : run{} { set<kPanelRows>(); }
   template <int R>
   constexpr void set() {
-    run[R] = tile_rows<Type, R>;
+    run[R] = tile_rows<Type, Whole, R>;
     if constexpr (R > 1) set<R - 1>();
   }
 };
 
+template <bool Whole>
+RB_INLINE float minimum_factor(const float* d, const int32_t* sum) {
+  if constexpr (Whole) return d[0] * static_cast<float>(sum[0] + sum[1]);
+  const float low = d[0] * static_cast<float>(sum[0]);
+  return low + d[1] * static_cast<float>(sum[1]);
+}
+
 // Panels of rows row..row+count-1; block formats [group]{[count][32] q, [count][2] d, [count][extras]}, float formats [k][count] x.
-template <int Type>
+template <int Type, bool Whole>
 static void fill_panel(const rb_matmul& a, int64_t row, int count, uint8_t* panel) {
-  using T = Traits<Type>;
+  using T = Traits<Type, Whole>;
   const int k = a.w.k;
   for (int r = 0; r < count; ++r) {
     if constexpr (is_float(Type)) {
@@ -198,10 +237,11 @@ static void fill_panel(const rb_matmul& a, int64_t row, int count, uint8_t* pane
     uint8_t* out = panel;
     for (int g = 0; g < k / 32; ++g, out += T::panel_bytes * count) {
       memcpy(out + 32 * r, q + 32 * g, 32);
-      memcpy(out + 32 * count + 8 * r, d + 2 * g, 8);
+      const float scales[2] = {d[2 * g], Whole ? -kUnit * d[2 * g] : d[2 * g + 1]};
+      memcpy(out + 32 * count + 8 * r, scales, 8);
       int32_t extra[2] = {-T::offset * sum[2 * g], -T::offset * sum[2 * g + 1]};
-      const float low = d[2 * g] * static_cast<float>(sum[2 * g]);
-      const float factor = low + d[2 * g + 1] * static_cast<float>(sum[2 * g + 1]);
+      if constexpr (Whole) extra[0] += extra[1] + kUnitBits;
+      const float factor = minimum_factor<Whole>(d + 2 * g, sum + 2 * g);
       if constexpr (T::minimum) memcpy(extra, &factor, 4);
       memcpy(out + 40 * count + 4 * T::extras * r, extra, 4 * T::extras);
     }
@@ -261,9 +301,9 @@ static MatmulTask task_of(const MatmulPlan& p, int64_t task) {
 // Scratch: 64 bytes whose first eight name the row after the first of the panels behind them (0: none yet), then panels.
 constexpr int kScratchHead = 64;
 
-template <int Type>
+template <int Type, bool Whole>
 static void run_tasks(const rb_matmul& a, const MatmulPlan& p, int64_t begin, int64_t end, uint8_t* scratch) {
-  static constexpr Panels<Type> by_rows{};
+  static constexpr Panels<Type, Whole> by_rows{};
   const int64_t panel_bytes = panel_row_bytes(a.w) * kPanelRows;
   int64_t filled;
   memcpy(&filled, scratch, sizeof filled);
@@ -274,7 +314,7 @@ static void run_tasks(const rb_matmul& a, const MatmulPlan& p, int64_t begin, in
     };
     const auto panel = [&](int64_t r) { return scratch + kScratchHead + (r - t.row) / kPanelRows * panel_bytes; };
     if (filled != t.row + 1) {
-      for (int64_t r = t.row; r < t.row_end; r += kPanelRows) fill_panel<Type>(a, r, count(r), panel(r));
+      for (int64_t r = t.row; r < t.row_end; r += kPanelRows) fill_panel<Type, Whole>(a, r, count(r), panel(r));
     }
     filled = t.row + 1;
     for (int64_t tile = t.tile; tile < t.tile_end; ++tile) {
@@ -294,33 +334,41 @@ static size_t matmul_scratch(const rb_args* a, int32_t max_rows) {
   return static_cast<size_t>(kScratchHead + (wanted < most ? wanted : most) * panel_row_bytes(a->matmul.w));
 }
 
+template <int Type>
+static void run_type(const rb_matmul& a, const MatmulPlan& p, int64_t begin, int64_t end, uint8_t* scratch) {
+  if constexpr (!is_float(Type) && Type != RB_Q6_K) {
+    if (a.group == 32) return run_tasks<Type, true>(a, p, begin, end, scratch);
+  }
+  run_tasks<Type, false>(a, p, begin, end, scratch);
+}
+
 static void matmul_run(const rb_args* args, const rb_step* step, int64_t begin, int64_t end, void* scratch) {
   const rb_matmul& a = args->matmul;
   const MatmulPlan p = plan_of(a.w, domain_rows(step, a.domain));
   uint8_t* s = static_cast<uint8_t*>(scratch);
   switch (a.w.type) {
     case RB_F32:
-      return run_tasks<RB_F32>(a, p, begin, end, s);
+      return run_type<RB_F32>(a, p, begin, end, s);
     case RB_F16:
-      return run_tasks<RB_F16>(a, p, begin, end, s);
+      return run_type<RB_F16>(a, p, begin, end, s);
     case RB_BF16:
-      return run_tasks<RB_BF16>(a, p, begin, end, s);
+      return run_type<RB_BF16>(a, p, begin, end, s);
     case RB_Q8_0:
-      return run_tasks<RB_Q8_0>(a, p, begin, end, s);
+      return run_type<RB_Q8_0>(a, p, begin, end, s);
     case RB_Q4_0:
-      return run_tasks<RB_Q4_0>(a, p, begin, end, s);
+      return run_type<RB_Q4_0>(a, p, begin, end, s);
     case RB_Q4_1:
-      return run_tasks<RB_Q4_1>(a, p, begin, end, s);
+      return run_type<RB_Q4_1>(a, p, begin, end, s);
     case RB_Q5_0:
-      return run_tasks<RB_Q5_0>(a, p, begin, end, s);
+      return run_type<RB_Q5_0>(a, p, begin, end, s);
     case RB_Q5_1:
-      return run_tasks<RB_Q5_1>(a, p, begin, end, s);
+      return run_type<RB_Q5_1>(a, p, begin, end, s);
     case RB_Q4_K:
-      return run_tasks<RB_Q4_K>(a, p, begin, end, s);
+      return run_type<RB_Q4_K>(a, p, begin, end, s);
     case RB_Q5_K:
-      return run_tasks<RB_Q5_K>(a, p, begin, end, s);
+      return run_type<RB_Q5_K>(a, p, begin, end, s);
     default:
-      return run_tasks<RB_Q6_K>(a, p, begin, end, s);
+      return run_type<RB_Q6_K>(a, p, begin, end, s);
   }
 }
 
