@@ -138,7 +138,7 @@ typedef struct {
 // integer dots D = float(dot - offset*sum), exact): acc = fma(fma(D1, dx1, D0*dx0), dw, acc), then with a minimum
 // acc = fma(m, dx0*sum0 + dx1*sum1, acc); Q6_K, whose weights have a scale a half: fma(D0, dw0*dx0, acc), then half 1.
 // With a scale for all 32 (group 32, not Q6_K): acc = fma(D*dx, dw, acc), then acc = fma(m, dx*sum, acc), D and sum of 32 inputs;
-// D*dx as fma(c + D, dx, -c*dx) with c = 1.5 2^23, the same where c*dx is finite (|x| < 3e33), NaN beyond.
+// D*dx as fma(c + D, dx, -c*dx) with c = 1.5 2^23, the same where c*dx is finite (|x| < 3e33), not finite beyond.
 // Float formats: fma(x, w, acc) per input.
 // y may be a column slice of a wider buffer (y_stride > n); residual may alias y.
 typedef struct {
