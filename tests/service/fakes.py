@@ -8,8 +8,12 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from functools import cache
+
+import numpy as np
+from numpy.typing import NDArray
 
 from rebar.dataflow.text import Tokenizer, build_vocabulary
 from rebar.errors import EngineError
@@ -19,6 +23,7 @@ from rebar.graph.blocks import BlockLedger
 from tests.tiny.vocabulary import byte_alphabet
 
 BLOCK = 16
+WIDTH = 8
 END = 256
 START_TURN, END_TURN, FIRST_WORD = 257, 258, 259
 SPECIAL = {END: "<|end|>", START_TURN: "<|im_start|>", END_TURN: "<|im_end|>"}
@@ -31,6 +36,7 @@ class FakePool(BlockLedger):
     def __init__(self, total_blocks: int) -> None:
         super().__init__(total_blocks)
         self.written: dict[int, int] = {}
+        self.block_bytes = 1000
 
 
 Chooser = Callable[[Ids, int], int]
@@ -43,6 +49,13 @@ def hashed(sequence: Ids, position: int) -> int:
     seed = sequence.sampling.seed if sequence.sampling.temperature > 0 else 0
     text = f"{sequence.tokens[: position + 1].tolist()}{seed}{sequence.sampling.logit_bias}"
     return 97 + hashlib.blake2b(text.encode(), digest_size=4).digest()[0] % 26
+
+
+def hidden_state(sequence: Ids, position: int) -> NDArray[np.float32]:
+    """WIDTH numbers that depend on every id up to `position`."""
+    text = f"{sequence.tokens[: position + 1].tolist()}"
+    seed = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
+    return np.random.default_rng(seed).standard_normal(WIDTH, dtype=np.float32)
 
 
 class ScriptedRunner:
@@ -70,7 +83,9 @@ class ScriptedRunner:
         self.slow = slow
         self.choose = choose
         self.free_bytes = 1 << 20
+        self.available_bytes = 1 << 40
         self.node_count = 3
+        self.width = WIDTH
         self.before: Callable[[list[Row]], None] | None = None
         self.logprob = -0.5
         self.steps: list[list[tuple[int, int]]] = []
@@ -81,6 +96,19 @@ class ScriptedRunner:
         self.script, self.slow, self.choose, self.before = [], 0.0, None, None
         self.logprob = -0.5
 
+    @contextmanager
+    def saying(self, text: bytes) -> Iterator[None]:
+        """Says this to whoever asks, at once; as before afterwards."""
+        names = ("script", "slow", "choose", "before", "logprob")
+        kept = {name: getattr(self, name) for name in names}
+        self.reset()
+        self.script = list(text)
+        try:
+            yield
+        finally:
+            for name, value in kept.items():
+                setattr(self, name, value)
+
     def step(self, rows: list[Row], /) -> list[list[Sampled]]:
         assert 0 < sum(row.count for row in rows) <= self.max_rows
         self.steps.append([(row.first, row.count) for row in rows])
@@ -90,7 +118,7 @@ class ScriptedRunner:
             self.before(rows)
         for row in rows:
             self._write(row)
-        return [[self._answer(row.sequence, position) for position in row.wants] for row in rows]
+        return [[self._of(row, position) for position in row.wants] for row in rows]
 
     def close(self) -> None:
         self.closed = True
@@ -108,6 +136,11 @@ class ScriptedRunner:
             if position >= row.first:
                 self.kv.written[slot] = past
             assert self.kv.written[slot] == past, "another sequence wrote into this block"
+
+    def _of(self, row: Row, position: int) -> Sampled:
+        if row.hidden:
+            return Sampled(-1, hidden=hidden_state(row.sequence, position).tobytes())
+        return self._answer(row.sequence, position)
 
     def _answer(self, sequence: Ids, position: int) -> Sampled:
         if position + 1 < sequence.total:

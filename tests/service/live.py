@@ -17,6 +17,7 @@ import uvicorn
 from rebar.dataflow.text import ChatTemplate, TextStream, Tokenizer
 from rebar.service.engine import InferenceEngine
 from rebar.service.grammar import Grammars
+from rebar.service.http.access import Access
 from rebar.service.http.app import create_app
 from rebar.service.http.connection import ServerConfig
 from rebar.service.http.lifecycle import Lifecycle, TimeLimits
@@ -25,9 +26,10 @@ from rebar.service.model import LoadedModel, ServedModel
 from rebar.service.router import ModelService, ServiceRouter
 from rebar.service.server import bind
 from tests.service.fakes import TEMPLATE, ScriptedRunner, scripted_tokenizer
+from tests.service.probe import PROBE as PROBE
+from tests.service.probe import Probe
 
 CHAT, PLAIN = "/v1/chat/completions", "/v1/completions"
-PROBE = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 4, "temperature": 0}
 NAME = "scripted"
 
 
@@ -53,6 +55,7 @@ def scripted_model(
         kv_tokens=runner.kv.total_blocks * runner.kv.block_size,
         vocab_size=tokenizer.vocab_size,
         max_open=max_running + max_waiting,
+        width=runner.width,
     )
     model = ServedModel(NAME, tokenizer, ChatTemplate(template, tokenizer), limits)
     return LoadedModel(model, engine)
@@ -64,13 +67,19 @@ def scripted_service(runner: ScriptedRunner, **options: Any) -> ModelService:
     return ModelService.in_thread(model.served, model.engine)
 
 
-class Live:
-    """A running server."""
+class Client:
+    """What tests ask of a server, wherever it runs. `probe` compares with how it was when this was
+    made.
+    """
 
-    def __init__(self, service: ModelService, runner: ScriptedRunner, port: int) -> None:
-        self.service, self.runner, self.port = service, runner, port
-        self.url = f"http://127.0.0.1:{port}"
-        self.http = httpx.Client(base_url=self.url, timeout=20, trust_env=False)
+    vocab_size: int
+
+    def __init__(self, url: str, key: str | None = None) -> None:
+        self.url = url
+        self.port = int(url.rsplit(":", 1)[1])
+        headers = {} if key is None else {"Authorization": f"Bearer {key}"}
+        self.http = httpx.Client(base_url=url, timeout=20, trust_env=False, headers=headers)
+        self.probed = Probe(url, headers)
 
     def chat(self, **fields: object) -> httpx.Response:
         """POST /v1/chat/completions with PROBE's message unless another is given."""
@@ -88,32 +97,52 @@ class Live:
 
     def probe(self) -> None:
         """PROBE: the server answers as ever and holds nothing."""
-        self.runner.reset()
-        self.runner.script = [ord("o"), ord("k")]
-        answer = self.http.post("/v1/chat/completions", json=PROBE)
-        assert answer.status_code == 200, answer.text
-        assert answer.json()["choices"][0]["message"]["content"] == "ok"
-        self.at_rest()
+        self.probed.check()
 
-    def at_rest(self, within: float = 2.0) -> None:
+    def at_rest(self, within: float = 10.0) -> None:
         """No block held, nothing running, nothing waiting."""
-        deadline = time.monotonic() + within
-        while time.monotonic() < deadline and not self._idle():
-            time.sleep(0.01)
-        assert self._idle(), self.service.stats
+        self.probed.at_rest(within)
 
-    def _idle(self) -> bool:
-        stats, pool = self.service.stats, self.runner.kv
-        quiet = stats.running == stats.waiting == self.service.open == 0
-        return quiet and pool.free_blocks == pool.total_blocks
+    def close(self) -> None:
+        """Ends its connections."""
+        self.http.close()
+        self.probed.close()
+
+
+class Served(Client):
+    """A server in a thread of the test, whose service can be looked into."""
+
+    def __init__(self, service: ModelService, port: int, key: str | None = None) -> None:
+        self.service = service
+        self.vocab_size = service.model.limits.vocab_size
+        super().__init__(f"http://127.0.0.1:{port}", key)
+
+
+class Live(Served):
+    """One of the scripted model."""
+
+    def __init__(
+        self, service: ModelService, runner: ScriptedRunner, port: int, key: str | None = None
+    ) -> None:
+        self.runner = runner
+        with runner.saying(b"ok"):
+            super().__init__(service, port, key)
+
+    def probe(self) -> None:
+        """PROBE. Work of clients that left must end by itself, so the script changes only then."""
+        self.at_rest()
+        with self.runner.saying(b"ok"):
+            super().probe()
 
 
 @contextlib.contextmanager
-def running(service: ModelService, limits: TimeLimits | None = None) -> Iterator[int]:
+def running(
+    service: ModelService, limits: TimeLimits | None = None, access: Access | None = None
+) -> Iterator[int]:
     """Runs a server for `service` in a thread; gives its port."""
     limits = limits or TimeLimits()
     service.request_seconds = limits.request
-    app = create_app(ServiceRouter([service]), Lifecycle(limits))
+    app = create_app(ServiceRouter([service]), Lifecycle(limits), access)
     sock = bind("127.0.0.1", 0)
     server = uvicorn.Server(ServerConfig(app, limits))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [sock]}, daemon=True)
@@ -129,17 +158,29 @@ def running(service: ModelService, limits: TimeLimits | None = None) -> Iterator
 
 
 @contextlib.contextmanager
+def probed(service: ModelService, limits: TimeLimits | None = None) -> Iterator[Served]:
+    """A server for `service`; PROBE before and after."""
+    with running(service, limits) as port, contextlib.closing(Served(service, port)) as client:
+        yield client
+        client.probe()
+
+
+@contextlib.contextmanager
 def serving(
     runner: ScriptedRunner,
     service: ModelService | None = None,
     limits: TimeLimits | None = None,
+    access: Access | None = None,
+    key: str | None = None,
 ) -> Iterator[Live]:
-    """Runs a server for the scripted model."""
+    """Runs a server for the scripted model; PROBE before and after. key: what its client sends."""
     service = service or scripted_service(runner)
-    with running(service, limits) as port:
-        live = Live(service, runner, port)
+    with (
+        running(service, limits, access) as port,
+        contextlib.closing(Live(service, runner, port, key)) as live,
+    ):
         yield live
-        live.http.close()
+        live.probe()
     assert runner.closed
 
 
@@ -177,7 +218,9 @@ def said(answer: httpx.Response) -> tuple[str, str | None, int | None]:
     return text, finish, usage
 
 
-def refused(live: Live, path: str, raw: str | bytes, param: str | None = None) -> dict[str, object]:
+def refused(
+    live: Client, path: str, raw: str | bytes, param: str | None = None
+) -> dict[str, object]:
     """Posts, asserts a 400 with an OpenAI error object (about `param`), returns the error."""
     answer = live.post(path, raw if isinstance(raw, bytes) else raw.encode())
     assert answer.status_code == 400, answer.text

@@ -18,6 +18,7 @@ class NoText:
     """Text of no interest: the scheduler counts ids."""
 
     stopped = False
+    met = None
 
     def push(self, token: int, /) -> str:
         return ""

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import logging
-import time
 
 import httpx
 import pytest
-from prometheus_client.parser import text_string_to_metric_families
 
 import rebar
 from rebar.service.http import routes
 from tests.service.fakes import END, START_TURN, words
 from tests.service.live import NAME, PROBE, Live, events_of, wait_for
+from tests.service.series import series
 
 
 def test_request_id_comes_back(live: Live, caplog: pytest.LogCaptureFixture) -> None:
@@ -159,36 +158,6 @@ def test_usage_says_what_was_not_computed_again(live: Live) -> None:
     assert cached == [0, 32, 32]
 
 
-def series(live: Live) -> dict[str, float]:
-    """Every sample of /metrics by its whole name."""
-    text = live.http.get("/metrics").text
-    return {
-        f"{sample.name}{sorted(sample.labels.items())}": sample.value
-        for family in text_string_to_metric_families(text)
-        for sample in family.samples
-    }
-
-
-def test_no_client_can_make_a_series(live: Live) -> None:
-    """A-k2: 17,700 distinct paths became labels; the scrape then blocked the event loop."""
-    live.http.get("/scan/warm")
-    live.chat(model="warm")
-    before = series(live)
-    for i in range(150):
-        live.http.get(f"/scan/{i}")
-        live.chat(model=f"none-{i}", user=f"user-{i}")
-        live.http.request(f"ODD{i}", f"/v1/models/m{i}", headers={"X-Request-Id": f"id-{i}"})
-    after = series(live)
-    # /v1/models/{model} may be seen for the first time: a counter, 16 buckets, sum and count, and
-    # their times of creation.
-    assert len(after) - len(before) <= 22
-    again = set(after)
-    live.http.get("/scan/again")
-    started = time.monotonic()
-    assert set(series(live)) == again
-    assert time.monotonic() - started < 0.05
-
-
 def test_metrics_count_what_happened(live: Live) -> None:
     before = series(live)
     live.runner.script = words("hello")
@@ -222,11 +191,33 @@ def test_metrics_count_what_happened(live: Live) -> None:
     assert after["cge_node_count" + key] == live.runner.node_count
 
 
+def test_guesses_are_counted_and_told(live: Live) -> None:
+    """A model that repeats itself: fewer steps than tokens, in /metrics and in the story."""
+    key = f"[('model_name', '{NAME}')]"
+    before = series(live)
+    live.runner.choose = lambda sequence, position: 97 + position % 3
+    headers = {"X-Request-Id": "guessed"}
+    body = {"prompt": "go", "max_tokens": 60}
+    assert live.http.post("/v1/completions", json=body, headers=headers).status_code == 200
+    live.at_rest()
+    grew = {name: after - before[name] for name, after in series(live).items() if name in before}
+    drafted = grew[f"rebar_spec_decode_num_draft_tokens_total{key}"]
+    accepted = grew[f"rebar_spec_decode_num_accepted_tokens_total{key}"]
+    assert drafted >= accepted > 30
+    assert grew[f"rebar_engine_steps_total{key}"] == 60 - accepted
+    (choice,) = live.http.get("/v1/requests/guessed").json()["choices"]
+    assert (choice["drafted"], choice["accepted"]) == (drafted, accepted)
+
+
 def test_openapi_document_is_complete(live: Live) -> None:
     document = live.http.get("/openapi.json").json()
     assert set(document["paths"]) == {
         "/v1/chat/completions",
         "/v1/completions",
+        "/v1/embeddings",
+        "/v1/responses",
+        "/v1/messages",
+        "/v1/messages/count_tokens",
         "/v1/models",
         "/v1/models/{model}",
         "/v1/requests/{request_id}",
@@ -249,7 +240,10 @@ def test_openapi_document_is_complete(live: Live) -> None:
 
     assert references(document) <= set(schemas)
     chat = document["paths"]["/v1/chat/completions"]["post"]
-    assert set(chat["responses"]) == {"200", "400", "404", "413", "415", "429", "500", "503", "504"}
+    said = {"200", "400", "401", "404", "413", "415", "429", "500", "503", "504"}
+    assert set(chat["responses"]) == said
+    assert document["security"] == [{"bearer": []}, {"x-api-key": []}, {}]
+    assert document["paths"]["/health"]["get"]["security"] == []
     assert schemas["ChatBody"]["properties"]["messages"]["type"] == "array"
 
 

@@ -68,15 +68,97 @@ def test_long_text_is_refused_quickly_and_holds_nobody_up(live: Live) -> None:
     assert time.monotonic() - started < 2
 
 
-def test_template_refusal_is_the_callers_error(live: Live) -> None:
-    """A-g2: raise_exception of a template surfaced as a 500."""
-    error = refused(live, CHAT, '{"messages":[{"role":"assistant","content":"x"}]}', "messages")
-    assert "begin with the assistant" in str(error["message"])
+ALTERNATING = (
+    "{% set turns = messages[1:] if messages[0].role == 'system' else messages %}"
+    "{% for m in turns %}{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}"
+    "{{ raise_exception('Roles must alternate.') }}{% endif %}{% endfor %}"
+)
+
+
+@pytest.mark.parametrize(
+    ("roles", "words"),
+    [
+        (["user", "user"], "Roles must alternate"),
+        (["assistant"], "Roles must alternate"),
+        (["system", "system", "user"], "Roles must alternate"),
+        (["tool"], "Roles must alternate"),
+        (["wizard"], "role"),
+        ([None], "role"),
+        (["user"], None),
+        (["system", "user", "assistant", "user"], None),
+    ],
+)
+def test_what_a_template_refuses(roles: list[str | None], words: str | None) -> None:
+    """A-g2: raise_exception surfaced as a 500 and woke somebody up. Roles that do not exist are
+    refused before anything is rendered; what the helpers of templates do is rendered.
+    """
+    runner = ScriptedRunner(list(b"ok"))
+    helpers = (
+        "{%- set n = namespace(a=0) -%}{%- for m in messages -%}{%- set n.a = n.a + 1 -%}"
+        "{%- if loop.index > 9 -%}{%- break -%}{%- endif -%}{%- endfor -%}"
+        "{{ strftime_now('%Y')[:0] }}{{ not_defined }}"
+    )
+    service = scripted_service(runner, template=helpers + ALTERNATING + TEMPLATE.strip())
+    messages = [{"role": role, "content": f"text {i}"} for i, role in enumerate(roles)]
+    if roles == [None]:
+        del messages[0]["role"]
+    with serving(runner, service) as live:
+        for path in (CHAT, "/tokenize"):
+            if words is not None:
+                error = refused(live, path, json.dumps({"messages": messages}))
+                assert words in str(error["message"])
+            else:
+                assert live.http.post(path, json={"messages": messages}).status_code == 200
+
+
+HOSTILE = [
+    "{{ ''.__class__.__mro__[1].__subclasses__() }}",
+    "{{ lipsum.__globals__ }}",
+    "{{ cycler.__init__.__globals__ }}",
+    "{{ messages.append(1) }}",
+    "{% include '/etc/passwd' %}",
+    "{{ 'x'*10**9 }}",
+    "{% for i in range(10**9) %}{% endfor %}",
+]
+
+
+@pytest.mark.parametrize("template", HOSTILE)
+def test_a_template_of_a_model_cannot_do_anything(template: str) -> None:
+    """A-g1: it was rendered without a sandbox in one place of several. These are all of ours:
+    chat, also with tools and in a stream, and tokenize. Nothing renders while a model is loaded.
+    """
+    runner = ScriptedRunner(list(b"ok"))
+    with serving(runner, scripted_service(runner, template=template + TEMPLATE.strip())) as live:
+        for path, fields in (
+            (CHAT, {}),
+            (CHAT, {"stream": True}),
+            (CHAT, {"tools": [{"type": "function", "function": {"name": "f"}}]}),
+            ("/tokenize", {}),
+        ):
+            body = {"messages": [{"role": "user", "content": "hi"}], **fields}
+            error = refused(live, path, json.dumps(body))
+            assert "chat template" in str(error["message"])
+            assert "root:" not in str(error["message"])
+        assert said(live.complete(max_tokens=4))[0] == "ok"
+
+
+@pytest.mark.parametrize("field", ["chat_template", "chat_template_kwargs", "template"])
+def test_a_template_in_a_request_is_refused(live: Live, field: str) -> None:
+    """A-g1: whoever asks does not bring code."""
+    for path in (CHAT, "/tokenize"):
+        body = {"messages": [{"role": "user", "content": "hi"}], field: "{{ 7 * 7 }}"}
+        refused(live, path, json.dumps(body), field)
 
 
 @pytest.mark.parametrize(
     "roles",
-    [["system", "user"], ["user", "system", "user"], ["system", "system"], ["developer", "user"]],
+    [
+        ["system", "user"],
+        ["user", "system", "user"],
+        ["system", "system", "user"],
+        ["system"],
+        ["developer", "user"],
+    ],
 )
 def test_every_message_is_in_the_prompt(live: Live, roles: list[str]) -> None:
     """A-g3: system text disappeared for some orders of messages."""
@@ -121,16 +203,23 @@ def test_a_template_that_leaves_something_out_is_not_followed(
         assert said(live.chat(messages=[user]))[0] == "hello"
 
 
-def test_beginning_of_text_comes_once() -> None:
-    """A-a5: the tokenizer adds it to a raw prompt; in chat the template alone decides."""
+@pytest.mark.parametrize("starts", [True, False])
+def test_beginning_of_text_comes_once(starts: bool) -> None:
+    """A-a5: the tokenizer adds it to a raw prompt; in chat the template alone decides. Once both
+    added one.
+    """
     tokenizer = scripted_tokenizer(bos=True)
     runner = ScriptedRunner(words("hello"))
-    with serving(runner, scripted_service(runner, tokenizer=tokenizer)) as live:
+    template = "{{ bos_token }}" * starts + TEMPLATE.strip()
+    service = scripted_service(runner, tokenizer=tokenizer, template=template)
+    hi = [{"role": "user", "content": "hi"}]
+    with serving(runner, service) as live:
         raw = live.http.post("/tokenize", json={"prompt": "hi"}).json()["tokens"]
-        chat = live.http.post("/tokenize", json={"messages": [{"role": "user", "content": "hi"}]})
+        chat = live.http.post("/tokenize", json={"messages": hi}).json()["tokens"]
         assert raw == [END_TURN, *b"hi"]
-        assert chat.json()["tokens"][0] == START_TURN
-        assert live.complete(prompt="hi").json()["usage"]["prompt_tokens"] == 3
+        assert chat[: starts + 1] == [END_TURN, START_TURN][1 - starts :]
+        assert live.complete(prompt="hi").json()["usage"]["prompt_tokens"] == len(raw)
+        assert live.chat(messages=hi).json()["usage"]["prompt_tokens"] == len(chat)
         bare = live.http.post("/tokenize", json={"prompt": "hi", "add_special_tokens": False})
         assert bare.json()["tokens"] == [*b"hi"]
 
@@ -156,4 +245,3 @@ def test_a_request_larger_than_the_cache(
             assert str(prompt) in message
         else:
             assert said(answer) == ("z" * expected, "length", expected)
-        live.probe()

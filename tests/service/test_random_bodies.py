@@ -11,7 +11,9 @@ from hypothesis import strategies as st
 
 from rebar.errors import InputError
 from rebar.service.body import decode_body
-from rebar.service.wire import ChatBody, CompletionBody, TokenizeBody
+from rebar.service.wire import ChatBody, CompletionBody, EmbeddingBody, TokenizeBody
+from rebar.service.wire_messages import MessagesBody
+from rebar.service.wire_responses import ResponsesBody
 from tests.service.live import CHAT, PLAIN, Live
 
 ODD = st.sampled_from(
@@ -80,6 +82,60 @@ def test_any_chat_body(running_server: Live, body: dict[str, object]) -> None:
 def test_any_completion_body(running_server: Live, body: dict[str, object]) -> None:
     running_server.runner.reset()
     answered(running_server, PLAIN, body)
+
+
+ITEM = st.fixed_dictionaries(
+    {},
+    optional={
+        "type": st.sampled_from(["message", "function_call", "function_call_output", "x"]),
+        "role": st.sampled_from(["user", "assistant", "system", "developer", "x"]),
+        "content": TEXT | VALUES,
+        "call_id": TEXT | VALUES,
+        "name": TEXT | VALUES,
+        "arguments": TEXT | st.just("{}"),
+        "output": TEXT | VALUES,
+    },
+)
+BLOCK = st.fixed_dictionaries(
+    {"type": st.sampled_from(["text", "tool_use", "tool_result", "image"])},
+    optional={
+        "text": TEXT,
+        "id": TEXT,
+        "name": TEXT,
+        "input": st.dictionaries(TEXT, VALUES, max_size=2),
+        "tool_use_id": TEXT | VALUES,
+        "content": TEXT | VALUES,
+        "is_error": st.booleans(),
+    },
+)
+TURN = st.fixed_dictionaries(
+    {
+        "role": st.sampled_from(["user", "assistant", "system", "x"]),
+        "content": TEXT | st.lists(BLOCK, max_size=3) | VALUES,
+    }
+)
+
+
+@FAST
+@given(body=bodies(ResponsesBody, input=TEXT | st.lists(ITEM, max_size=4) | VALUES))
+def test_any_responses_body(running_server: Live, body: dict[str, object]) -> None:
+    running_server.runner.reset()
+    answered(running_server, "/v1/responses", body)
+
+
+@FAST
+@given(body=bodies(MessagesBody, messages=st.lists(TURN, max_size=3), max_tokens=st.just(2)))
+def test_any_messages_body(running_server: Live, body: dict[str, object]) -> None:
+    running_server.runner.reset()
+    answered(running_server, "/v1/messages", body)
+    answered(running_server, "/v1/messages/count_tokens", body)
+
+
+@FAST
+@given(body=bodies(EmbeddingBody, input=TEXT | st.lists(TEXT, max_size=3) | VALUES))
+def test_any_embedding_body(running_server: Live, body: dict[str, object]) -> None:
+    running_server.runner.reset()
+    answered(running_server, "/v1/embeddings", body)
 
 
 def test_the_server_is_as_before(live: Live) -> None:

@@ -32,7 +32,7 @@ from rebar.service.model import LoadedModel
 from rebar.service.router import ModelService
 from rebar.service.validator import Caller, Validator
 from rebar.service.wire import CompletionBody
-from tests.service.live import drive, running
+from tests.service.live import drive, probed
 from tests.tiny.model import tiny_gguf
 
 FAMILIES = ("llama", "qwen2", "gemma3")
@@ -174,10 +174,10 @@ def test_over_http(tmp_path: Path) -> None:
     """Log probabilities are finite JSON numbers (A-b4), seeds repeat (A-b5)."""
     model = loaded(tiny_gguf(tmp_path))
     service = ModelService.in_thread(model.served, model.engine)
-    with running(service) as port, httpx.Client(trust_env=False) as http:
+    with probed(service) as client:
 
         def post(path: str, **body: object) -> httpx.Response:
-            answer = http.post(f"http://127.0.0.1:{port}{path}", json=body)
+            answer = client.http.post(path, json=body)
             assert answer.status_code == 200, answer.text
             strict(answer.text)
             return answer
@@ -214,7 +214,7 @@ def smollm2(smollm2_path: Path) -> ModelService:
 
 
 def test_smollm2_with_the_openai_client(smollm2: ModelService) -> None:
-    """The main job: a real model answers the official client, alone or together."""
+    """A-a7: The main job: a real model answers the official client, alone or together."""
 
     async def main(url: str) -> None:
         async with openai.AsyncOpenAI(base_url=url, api_key="none", max_retries=0) as client:
@@ -224,6 +224,7 @@ def test_smollm2_with_the_openai_client(smollm2: ModelService) -> None:
             assert plain.choices[0].text == " Paris."
             alone = [await ask(client, i) for i in range(8)]
             assert await asyncio.gather(*(ask(client, i) for i in range(8))) == alone
+            await embeddings_of(client)
 
     async def ask(client: openai.AsyncOpenAI, i: int) -> str:
         messages = [{"role": "user", "content": f"Count from {i} upwards." + " Please." * 5 * i}]
@@ -243,9 +244,29 @@ def test_smollm2_with_the_openai_client(smollm2: ModelService) -> None:
             text += chunk.choices[0].delta.content or ""
         return text
 
-    with running(smollm2) as port:
-        asyncio.run(main(f"http://127.0.0.1:{port}/v1"))
-        long_text_holds_nobody_up(f"http://127.0.0.1:{port}")
+    with probed(smollm2) as live:
+        asyncio.run(main(f"{live.url}/v1"))
+        long_text_holds_nobody_up(live.url)
+
+
+async def embeddings_of(client: openai.AsyncOpenAI) -> None:
+    """Sentences about one thing lie nearer than others; alone or together the bits are the same."""
+    texts = [
+        "The cat sleeps on the sofa.",
+        "A kitten is lying on the couch.",
+        "Interest rates were raised by the central bank.",
+    ]
+    together = await client.embeddings.create(model="m", input=texts)
+    found = [entry.embedding for entry in together.data]
+    alone = [(await client.embeddings.create(model="m", input=text)).data[0] for text in texts]
+    assert [entry.embedding for entry in alone] == found
+    assert [len(vector) for vector in found] == [576] * 3
+
+    def likeness(a: list[float], b: list[float]) -> float:
+        return math.fsum(x * y for x, y in zip(a, b, strict=True))
+
+    assert likeness(found[0], found[1]) > likeness(found[0], found[2])
+    assert likeness(found[0], found[1]) > likeness(found[1], found[2])
 
 
 def long_text_holds_nobody_up(url: str) -> None:

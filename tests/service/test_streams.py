@@ -138,25 +138,22 @@ def test_many_clients_leave_in_every_state(caplog: pytest.LogCaptureFixture) -> 
         for thread in threads:
             thread.join()
         live.at_rest(within=1.0)
-        live.probe()
     assert not [record for record in caplog.records if record.levelname in ("ERROR", "CRITICAL")]
 
 
 def test_full_queue_is_a_429() -> None:
     """A bounded queue: Retry-After, no error for those inside, and room again afterwards."""
     runner = ScriptedRunner(choose=lambda s, p: ord("z"), slow=0.01)
-    with serving(runner, scripted_service(runner, max_running=1, max_waiting=2)) as live:
-        with ThreadPoolExecutor(3) as pool:
-            inside = [pool.submit(live.complete, max_tokens=40) for _ in range(3)]
-            while live.service.open < 3:
-                time.sleep(0.001)
-            refused = live.complete(max_tokens=1)
-            assert refused.status_code == 429
-            assert int(refused.headers["retry-after"]) >= 1
-            assert refused.json()["error"]["type"] == "rate_limit_error"
-            assert live.complete(n=4).status_code == 400, "more choices than can ever be held"
-            assert [answer.result(10).status_code for answer in inside] == [200] * 3
-        live.probe()
+    service = scripted_service(runner, max_running=1, max_waiting=2)
+    with serving(runner, service) as live, ThreadPoolExecutor(3) as pool:
+        inside = [pool.submit(live.complete, max_tokens=40) for _ in range(3)]
+        wait_for(lambda: live.service.open == 3)
+        refused = live.complete(max_tokens=1)
+        assert refused.status_code == 429
+        assert int(refused.headers["retry-after"]) >= 1
+        assert refused.json()["error"]["type"] == "rate_limit_error"
+        assert live.complete(n=4).status_code == 400, "more choices than can ever be held"
+        assert [answer.result(10).status_code for answer in inside] == [200] * 3
 
 
 def test_engine_that_does_not_advance_is_not_healthy(

@@ -25,7 +25,7 @@ from rebar.service.loading import load_model
 from rebar.service.router import ModelService
 from rebar.service.structured import MAX_WHITESPACE, grammar_of
 from rebar.service.wire import ChatBody, ChatMessage
-from tests.service.live import Live, running
+from tests.service.live import Live, probed
 from tests.service.schemas import SCHEMAS
 
 HI: list[openai.types.chat.ChatCompletionMessageParam] = [
@@ -201,8 +201,8 @@ def test_smollm2_answers_into_a_pydantic_model(smollm2_path: Path) -> None:
     model = load_model(open_model(smollm2_path), options, name="m")
     service = ModelService.in_thread(model.served, model.engine)
     with (
-        running(service) as port,
-        openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="-", max_retries=0) as client,
+        probed(service) as live,
+        openai.OpenAI(base_url=f"{live.url}/v1", api_key="-", max_retries=0) as client,
     ):
         parsed = client.chat.completions.parse(
             model="m", messages=HI, response_format=Cat, temperature=1.0, seed=3, max_tokens=200

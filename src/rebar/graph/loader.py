@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from rebar.graph.fuse import fuse
@@ -91,10 +93,7 @@ def _assemble(
 
 def fused_decoder(decoder: Decoder) -> Decoder:
     """The decoder over its fused graph."""
-    graph = fuse(decoder.graph)
-    return Decoder(
-        graph, decoder.hidden, decoder.logits, decoder.caches, decoder.ropes, decoder.head_begin
-    )
+    return replace(decoder, graph=fuse(decoder.graph))
 
 
 def _rope_tables(decoder: Decoder, device: DeviceManager, positions: int) -> dict[Tensor, Operand]:

@@ -11,8 +11,9 @@ from __future__ import annotations
 from collections.abc import Sequence as Seq
 
 import numpy as np
+from numpy.typing import NDArray
 
-from rebar.errors import ContextLengthError, ShapeError
+from rebar.errors import ContextLengthError, EngineError, ShapeError
 from rebar.graph.graph import CompiledGraph, Graph, Observer
 from rebar.graph.kv import PagedKVCache
 from rebar.graph.memory_plan import MemoryPlan
@@ -51,7 +52,9 @@ class Runner:
         self._values = values
         self._compiled: CompiledGraph = decoder.graph.compile(device, values, limits)
         self._head = self._compiled.first_launch[decoder.head_begin]
+        self._logits_begin = self._compiled.first_launch[decoder.logits_begin]
         self._logits = values.rows(decoder.logits).data
+        self._hidden = values.rows(decoder.hidden).data
         self._sampler = Sampler(vocab_size, pool=device.backend.pool)
         self._unused = device.stats().free  # pools are cut once; only KV blocks come and go
         stride = -(-plan.max_context // BLOCK_POSITIONS)
@@ -66,26 +69,56 @@ class Runner:
         max_context.
         """
         self._bind(rows)
-        wanted, index, at = [], [], 0
+        wanted: list[Wanted] = []
+        of_ids: list[int] = []
+        of_states: list[int] = []
+        at = 0
         for row in rows:
-            wanted += [Wanted(row.sequence, position) for position in row.wants]
-            index += [at + position - row.first for position in row.wants]
+            (of_states if row.hidden else of_ids).extend(at + p - row.first for p in row.wants)
+            if not row.hidden:
+                wanted += [Wanted(row.sequence, position) for position in row.wants]
             at += row.count
+        ids = self._ids(of_ids, wanted, observers) if of_ids or not of_states else []
+        states = self._states(of_states, observers, begun=bool(of_ids))
+        given = {False: iter(ids), True: iter(states)}
+        return [[next(given[row.hidden]) for _ in row.wants] for row in rows]
+
+    def _ids(
+        self, index: list[int], wanted: list[Wanted], observers: Seq[Observer] | None
+    ) -> list[Sampled]:
+        """The step, and answers from logits for rows `index` of it."""
         answers: list[Sampled] = []
         room = self.limits.logit_rows
         for begin in range(0, max(len(wanted), 1), room):
             chunk = slice(begin, begin + room)
-            self._step.logit_rows = len(index[chunk])
-            self._logit_index[: self._step.logit_rows] = index[chunk]
-            self._run(0 if begin == 0 else self._head, observers)
+            self._run(index[chunk], 0 if begin == 0 else self._head, None, observers)
             asked = wanted[chunk]
             answers += self._sampler.sample(self._logits[: len(asked)], asked)
-        given = iter(answers)
-        return [[next(given) for _ in row.wants] for row in rows]
+        return answers
 
-    def _run(self, first: int, observers: Seq[Observer] | None) -> None:
+    def _states(
+        self, index: list[int], observers: Seq[Observer] | None, *, begun: bool
+    ) -> list[Sampled]:
+        """Hidden states of rows `index` of the step, which is computed unless it has begun. The
+        head's products are left out.
+        """
+        answers: list[Sampled] = []
+        room = self.limits.logit_rows
+        for begin in range(0, len(index), room):
+            chunk = index[begin : begin + room]
+            first = self._head if begun or begin else 0
+            self._run(chunk, first, self._logits_begin, observers)
+            answers += [_state_of(state) for state in self._hidden[: len(chunk)]]
+        return answers
+
+    def _run(
+        self, index: list[int], first: int, end: int | None, observers: Seq[Observer] | None
+    ) -> None:
+        """Launches first .. end - 1; the head for rows `index` of the step."""
+        self._step.logit_rows = len(index)
+        self._logit_index[: len(index)] = index
         if observers is None:
-            self._compiled.program.run(self._step, first)
+            self._compiled.program.run(self._step, first, end)
         # the head again over the same hidden rows changes nothing, so the whole graph may run again
         else:
             self.graph.run(self.device, self._step, self._values, self.limits, observers)
@@ -113,7 +146,7 @@ class Runner:
                 "or load with --max-context."
             )
             raise ContextLengthError(message, code="context_length_exceeded")
-        if row.count < 1 or row.first < 0 or end > row.sequence.total:
+        if row.count < 1 or row.first < 0 or end > row.sequence.total + row.sequence.guesses:
             raise ShapeError(f"rows {row.first}..{end} of a sequence of {row.sequence.total} ids")
         if len(row.sequence.blocks) * BLOCK_POSITIONS < end:
             raise ShapeError(
@@ -144,6 +177,11 @@ class Runner:
         return self._unused + self.kv.free_blocks * self.kv.block_bytes
 
     @property
+    def available_bytes(self) -> int:
+        """Bytes that the machine could give now. Pools get theirs when they are first touched."""
+        return self.device.available_bytes
+
+    @property
     def node_count(self) -> int:
         """Nodes of the graph as it runs."""
         return len(self.graph.order)
@@ -153,7 +191,19 @@ class Runner:
         """Launches of a step."""
         return len(self._compiled.program)
 
+    @property
+    def width(self) -> int:
+        """Numbers in a hidden state."""
+        return self.config.width
+
     def close(self) -> None:
         """Gives the pools back; the runner must not be used any more."""
         for pool in self.device.stats().pools:
             self.device.release(pool.name)
+
+
+def _state_of(state: NDArray[np.float32]) -> Sampled:
+    if np.isfinite(state).all():
+        return Sampled(id=-1, hidden=state.tobytes())
+    message = "a hidden state holds what is no number. Send the request again."
+    return Sampled(id=-1, error=EngineError(message))

@@ -14,6 +14,10 @@ from numpy.typing import NDArray
 
 from rebar.errors import RebarError
 
+MAX_GUESSES = 7
+"""Ids guessed at a time: with the one that is known a tile of eight rows, whose products read the
+weights once."""
+
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
@@ -42,7 +46,10 @@ class Sequence:
     """Ids of one request. tokens[:prompt] came in, tokens[prompt:total] were sampled; KV exists for
     [:computed].
 
-    allowed: which ids may be sampled at `total`: bit id % 32 of word id // 32; None: every id.
+    guesses: so many ids after `total` are guessed, for the step in progress only. The ids at their
+    places are sampled as if they were right; those after a wrong one mean nothing.
+    allowed: which ids may be sampled, (at least 1 + guesses, words): row i is for the id at
+    total + i, bit id % 32 of word id // 32; None: every id.
     """
 
     tokens: NDArray[np.int32]
@@ -52,6 +59,7 @@ class Sequence:
     computed: int = 0
     blocks: list[int] = field(default_factory=list)
     allowed: NDArray[np.int32] | None = None
+    guesses: int = 0
 
     @classmethod
     def of(cls, ids: list[int], capacity: int, sampling: SamplingParams) -> Sequence:
@@ -71,13 +79,15 @@ class Row:
     """A slice of one sequence in one step: positions first .. first+count-1.
 
     `wants`: absolute positions in the slice whose logits are needed. At position p the id for p+1
-    is sampled when p+1 == total, else (the id is known) its log probability is reported.
+    is sampled when p+1 >= total, else (the id is known) its log probability is reported. hidden:
+    they are answered with their hidden states instead.
     """
 
     sequence: Sequence
     first: int
     count: int
     wants: range
+    hidden: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +95,7 @@ class Sampled:
     """The answer for one wanted position. logprob and top (id, logprob; best first) are of the raw
     distribution.
 
+    hidden: in place of an id (which is -1), the float32 of the state behind the final norm.
     error: this position has no answer (its logits held a NaN, or its parameters make no sense) and
     id is -1; the other positions of the step are answered as if it had not been there.
     """
@@ -93,3 +104,4 @@ class Sampled:
     logprob: float | None = None
     top: tuple[tuple[int, float], ...] = ()
     error: RebarError | None = None
+    hidden: bytes = b""

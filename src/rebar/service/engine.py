@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable
 
 import msgspec
 
 from rebar.errors import EngineError, InputError, RebarError
-from rebar.graph.sequence import Row, Sampled
+from rebar.graph.sequence import MAX_GUESSES, Row, Sampled
+from rebar.service.embedding import PooledGeneration
 from rebar.service.generation import Generation
 from rebar.service.grammar import Grammars
 from rebar.service.interfaces import StepRunner, TextOpener
+from rebar.service.journal import Journal
+from rebar.service.memory_budget import held_back
 from rebar.service.messages import (
     DEADLINE,
     NORMAL,
@@ -22,11 +26,15 @@ from rebar.service.messages import (
     Orders,
     RequestPacket,
 )
-from rebar.service.scheduler import Plan, Scheduler
+from rebar.service.scheduler import Plan, Scheduler, work_of
+from rebar.service.speculation import Speculation
+from rebar.service.step_cost import StepWork
 
 log = logging.getLogger("rebar.service.engine")
 
 DEFAULT_MAX_RUNNING = 64
+WATCH_SECONDS = 1.0
+"""So often the machine is asked for its memory: a tenth of a millisecond."""
 COMPILE_WAIT_SECONDS = 0.005
 """An engine with nothing but grammars to compile looks so often whether one is ready."""
 Answers = list[Sampled] | Exception
@@ -38,7 +46,8 @@ class InferenceEngine:
     A failure belongs to whom it belongs: when a step raises, its rows are run again alone (a step
     changes no sequence, so that gives the same bits) and only those that raise again fail.
 
-    model, sharing: as of Scheduler. clock: seconds; the monotonic clock where packets bring times.
+    model, sharing: as of Scheduler. speculation: ids guessed at a time, 0 for none. clock: seconds;
+    the monotonic clock where packets bring times.
     """
 
     def __init__(
@@ -51,6 +60,7 @@ class InferenceEngine:
         grammars: Grammars | None = None,
         model: bytes = b"",
         sharing: bool = True,
+        speculation: int = MAX_GUESSES,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.runner = runner
@@ -63,8 +73,10 @@ class InferenceEngine:
             max_running=max_running,
             model=model,
             sharing=sharing,
+            speculation=Speculation(speculation),
         )
         self._checked = False
+        self._next_look = -math.inf
         self._priorities = [0, 0, 0]  # open choices: high, normal, low
         self._grammars = grammars
         self._open: dict[int, Generation] = {}
@@ -91,15 +103,26 @@ class InferenceEngine:
         self._checked = False
         deltas = self._take_compiled()
         started = self.clock()
+        self._watch_memory(started)
         plan = self.scheduler.schedule(started)
-        deltas += [self._expire(generation, started) for generation in plan.expired]
+        deltas += [self._expire(g.packet, g.journal, started) for g in plan.expired]
         if plan.rows:
             answers = self._run(plan.rows)
             now = self.clock()
+            self._learn(plan.rows, now - started)
             done = [self._commit(plan, i, answer, now) for i, answer in enumerate(answers)]
             self._count(plan, done, now - started)
             deltas += done
         return [delta for delta in deltas if delta.ids or delta.prompt_scores or delta.last]
+
+    def _watch_memory(self, now: float) -> None:
+        """Once a second: holds back fresh blocks that the machine has no memory for."""
+        if now < self._next_look:
+            return
+        self._next_look = now + WATCH_SECONDS
+        pool = self.scheduler.pool
+        available = self.runner.available_bytes if pool.fresh_blocks else 0
+        pool.held_back = held_back(pool.held_back, pool.fresh_blocks, available, pool.block_bytes)
 
     def _check_books(self) -> None:
         if self._checked:
@@ -110,16 +133,15 @@ class InferenceEngine:
         except AssertionError as error:
             raise EngineError(f"the books of the KV cache are wrong: {error}") from error
 
-    def _expire(self, generation: Generation, now: float) -> Delta:
-        """Says that a choice cannot keep its deadline; the scheduler has let it go."""
-        packet = generation.packet
+    def _expire(self, packet: RequestPacket, journal: Journal, now: float) -> Delta:
+        """Says that a choice cannot keep its deadline; nobody works on it any more."""
         self._forget(packet.ticket)
         self._stats = msgspec.structs.replace(self._stats, expired=self._stats.expired + 1)
         text = "The deadline could not be met. Allow more time, or try when fewer requests wait."
         return Delta(
             ticket=packet.ticket,
             failure=Failure(text, code=DEADLINE),
-            record=generation.journal.record(packet.priority, now),
+            record=journal.record(packet.priority, now),
         )
 
     def fail_all(self, failure: Failure) -> list[Delta]:
@@ -138,6 +160,7 @@ class InferenceEngine:
             waiting=len(scheduler.waiting) + len(self._compiling),
             free_blocks=pool.free_blocks,
             total_blocks=pool.total_blocks,
+            held_back_blocks=min(pool.held_back, pool.fresh_blocks),
             free_bytes=self.runner.free_bytes,
             nodes=self.runner.node_count,
             row_limit=self._row_limit(),
@@ -147,12 +170,14 @@ class InferenceEngine:
             oldest_wait=self._next_waits(),
             cached_tokens=scheduler.cached_tokens,
             preemptions=scheduler.preemptions,
+            draft_tokens=scheduler.speculation.guessed,
+            accepted_tokens=scheduler.speculation.right,
             evictions=pool.evictions,
         )
 
     def _row_limit(self) -> int:
-        decoding = sum(g.remaining == 1 for g in self.scheduler.running)
-        return decoding + self.scheduler.budget.prompt_rows(decoding)
+        beside = work_of(g for g in self.scheduler.running if g.remaining == 1)
+        return beside.positions + self.scheduler.budget.prompt_rows(beside)
 
     def _next_waits(self) -> float:
         waiting = self.scheduler.waiting
@@ -175,9 +200,12 @@ class InferenceEngine:
         return self._begin(packet)
 
     def _take_compiled(self) -> list[Delta]:
-        """Begins the choices whose grammars are ready; says which were refused."""
+        """Begins the choices whose grammars are ready; says which were refused, and which cannot
+        wait any longer.
+        """
         if not self._compiling or self._grammars is None:
             return []
+        deltas = self._expire_compiling(self.clock())
         wait = 0.0 if self._open else COMPILE_WAIT_SECONDS
         ready = []
         for packet in self._compiling.values():
@@ -186,7 +214,15 @@ class InferenceEngine:
             wait = 0.0
         for packet in ready:
             del self._compiling[packet.ticket]
-        return [delta for delta in map(self._begin, ready) if delta is not None]
+        return deltas + [delta for delta in map(self._begin, ready) if delta is not None]
+
+    def _expire_compiling(self, now: float) -> list[Delta]:
+        compiling = self._compiling.values()
+        late = [p for p in compiling if p.deadline is not None and now >= p.deadline]
+        for packet in late:
+            del self._compiling[packet.ticket]
+        arrived = [now if p.arrived is None else p.arrived for p in late]
+        return [self._expire(p, Journal(at), now) for p, at in zip(late, arrived, strict=True)]
 
     def _begin(self, packet: RequestPacket) -> Delta | None:
         try:
@@ -195,7 +231,12 @@ class InferenceEngine:
                 if self._grammars is None:
                     raise EngineError("This engine knows no grammars. Send a request without one.")
                 grammar = self._grammars.open(packet.grammar, packet.said)
-            generation = Generation(packet, self.open_text(packet.stop), self.clock(), grammar)
+            text, now = self.open_text(packet.stop), self.clock()
+            generation = (
+                PooledGeneration(packet, text, now)
+                if packet.pooling
+                else Generation(packet, text, now, grammar)
+            )
             self.scheduler.add(generation)
         except Exception as error:
             return Delta(ticket=packet.ticket, failure=failure_of(error))
@@ -227,11 +268,15 @@ class InferenceEngine:
     def _commit(self, plan: Plan, i: int, answer: Answers, now: float) -> Delta:
         generation, journal = plan.work[i], plan.work[i].journal
         ticket = generation.packet.ticket
+        guesses = generation.sequence.guesses
         outcome = self._outcome(generation, plan.rows[i], answer)
         if isinstance(outcome, Exception):
             outcome = Delta(ticket=ticket, failure=failure_of(outcome))
         else:
             self.scheduler.advanced(generation, plan.rows[i])
+            if guesses:
+                self.scheduler.speculation.booked(guesses, len(outcome.ids) - 1)
+                journal.guess(guesses, len(outcome.ids) - 1)
         begins = journal.first_token is None and bool(outcome.ids)
         journal.step(now, bool(outcome.ids))
         if begins or outcome.last:
@@ -248,24 +293,42 @@ class InferenceEngine:
         """
         if isinstance(answer, Exception):
             return answer
-        for sampled in answer:
-            if sampled.error is not None:
-                return sampled.error
-            if not 0 <= sampled.id < self.vocab_size:
-                return EngineError(
-                    f"The model chose id {sampled.id}, which is no token of its vocabulary. "
-                    "Send the request again."
-                )
+        for i, sampled in enumerate(answer):
+            wrong = self._fault(row, sampled)
+            # What only a guess led to is asked again, should it be needed, where it stands alone.
+            if wrong is not None and i >= len(answer) - generation.sequence.guesses:
+                answer = answer[:i]
+                break
+            if wrong is not None:
+                return wrong
         try:
             return generation.take(row, answer)
         except Exception as error:
             return error
 
+    def _fault(self, row: Row, sampled: Sampled) -> Exception | None:
+        if sampled.error is not None:
+            return sampled.error
+        if row.hidden or 0 <= sampled.id < self.vocab_size:
+            return None
+        return EngineError(
+            f"The model chose id {sampled.id}, which is no token of its vocabulary. "
+            "Send the request again."
+        )
+
+    def _learn(self, rows: list[Row], seconds: float) -> None:
+        """What a step costs, from one that was made. Guesses are still in their sequences."""
+        if all(row.count - row.sequence.guesses == 1 for row in rows):
+            self.scheduler.speculation.steps.measured(sum(row.count for row in rows), seconds)
+            return
+        work = StepWork()
+        for row in rows:
+            work = work.and_row(row.first, row.count)
+        self.scheduler.budget.measured(work, seconds)
+
     def _count(self, plan: Plan, deltas: list[Delta], seconds: float) -> None:
         was = self._stats
         rows = sum(row.count for row in plan.rows)
-        if any(row.count > 1 for row in plan.rows):
-            self.scheduler.budget.measured(rows, seconds)
         prompt = sum(max(0, min(r.first + r.count, r.sequence.prompt) - r.first) for r in plan.rows)
         self._stats = msgspec.structs.replace(
             was,

@@ -12,12 +12,15 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections import OrderedDict
+from collections.abc import Callable
 from typing import NoReturn
 
 from rebar.errors import RebarError
-from rebar.service.frames import FrameReader, frame, receive
-from rebar.service.grammar import limits, refusal
+from rebar.service.frames import FrameReader, frame, leave_with, receive
+from rebar.service.grammar import limits, refusal, sentence_of
+from rebar.service.grammar_blame import place_of
 
 CHECK_SECONDS = 2.0
 START_SECONDS = 20.0  # a busy machine that starts Python
@@ -92,16 +95,31 @@ class GrammarChecker:
 def main() -> NoReturn:
     """Answers each grammar on standard input with what is wrong with it, "" for nothing."""
     sock = socket.socket(fileno=0)
+    leave_with(sock)
     from llguidance import LLMatcher, LLTokenizer
 
     tables = LLTokenizer("byte")
+
+    def reason_of(grammar: str) -> str:
+        matcher = LLMatcher(tables, grammar, log_level=0, limits=limits())
+        if not matcher.is_error():
+            matcher.compute_bitmask()
+        return str(matcher.get_error() or "")
+
     sock.sendall(frame("ready"))
     reader = FrameReader(str)
     with contextlib.suppress(OSError, RebarError):
         while given := receive(sock, reader):
             for grammar in given:
-                matcher = LLMatcher(tables, grammar, log_level=0, limits=limits())
-                if not matcher.is_error():
-                    matcher.compute_bitmask()
-                sock.sendall(frame(matcher.get_error() or ""))
+                sock.sendall(frame(_explained(grammar, reason_of)))
     sys.exit(0)
+
+
+def _explained(grammar: str, reason_of: Callable[[str], str]) -> str:
+    """What is wrong with a grammar and, in a schema, where, as far as that is found quickly."""
+    reason = reason_of(grammar)
+    if not reason:
+        return ""
+    end = time.monotonic() + CHECK_SECONDS / 4
+    place = place_of(grammar, lambda part: reason_of(part) if time.monotonic() < end else "")
+    return f"at {place}: {sentence_of(reason)}" if place else reason

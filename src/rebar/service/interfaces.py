@@ -26,6 +26,20 @@ class BlockPool(Protocol):
     def free_blocks(self) -> int:
         """Blocks nobody holds."""
 
+    @property
+    def fresh_blocks(self) -> int:
+        """Free blocks that were never used."""
+
+    @property
+    def usable_blocks(self) -> int:
+        """Free blocks, without the fresh ones that are held back."""
+
+    block_bytes: int
+    """Memory of a block."""
+
+    held_back: int
+    """So many fresh blocks are to be taken last of all; set by who watches the machine."""
+
     evictions: int
     """Blocks whose known content was given up for memory, ever."""
 
@@ -60,12 +74,20 @@ class StepRunner(Protocol):
         """Most positions computed in one step."""
 
     @property
+    def width(self) -> int:
+        """Numbers in a hidden state."""
+
+    @property
     def kv(self) -> BlockPool:
         """Where keys and values of sequences are kept."""
 
     @property
     def free_bytes(self) -> int:
         """Bytes of the memory budget that nothing holds now, free KV blocks included."""
+
+    @property
+    def available_bytes(self) -> int:
+        """Bytes that the machine could give now, whatever was planned."""
 
     @property
     def node_count(self) -> int:
@@ -87,6 +109,10 @@ class StreamingText(Protocol):
     @property
     def stopped(self) -> bool:
         """A stop string was met; only text before it was given out."""
+
+    @property
+    def met(self) -> str | None:
+        """The stop string that was met."""
 
     def push(self, token: int, /) -> str:
         """Text that may be shown now."""

@@ -17,17 +17,21 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
 from rebar.errors import EngineError, InputError
 from rebar.service.conversation import turns_of
+from rebar.service.embedding import shortened
+from rebar.service.embedding_request import embedding_job
 from rebar.service.engine import InferenceEngine
-from rebar.service.messages import Delta, FinishReason, Orders, RequestPacket, StepReport
+from rebar.service.messages import Delta, FinishReason, Orders, Pooling, RequestPacket, StepReport
 from rebar.service.model import ServedModel
 from rebar.service.validator import Caller, Job, Validator
-from rebar.service.wire import ChatBody, CompletionBody
+from rebar.service.wire import ChatBody, CompletionBody, EmbeddingBody
 from rebar.service.worker import EngineWorker
 
-B = TypeVar("B", ChatBody, CompletionBody)
+B = TypeVar("B", ChatBody, CompletionBody, EmbeddingBody)
 
 
 class Answer(str):
@@ -152,6 +156,24 @@ class Model:
             raise InputError("This model has no chat template. Use generate().")
         body = _form(ChatBody, {"messages": list(messages)})
         return self.served.template.render(turns_of(body.messages))
+
+    def embed(
+        self,
+        texts: str | Sequence[str],
+        *,
+        pooling: Pooling = "mean",
+        dimensions: int | None = None,
+    ) -> NDArray[np.float32]:
+        """Vectors of length 1, (texts, width of the model), or (width,) for one text. The same bits
+        as over HTTP. dimensions: the first so many numbers, at length 1 again.
+        """
+        single = isinstance(texts, str)
+        given = {"input": texts if single else list(texts)}
+        body = _form(EmbeddingBody, {**given, "pooling": pooling, "dimensions": dimensions})
+        job = embedding_job(self._validator, body, _caller())
+        streams = [self._deltas(packet) for packet in job.packets]
+        found = [shortened(list(deltas)[-1].vector, job.dimensions) for deltas in streams]
+        return found[0] if single else np.stack(found)
 
     def close(self) -> None:
         """Frees the model. Requests in progress fail with EngineError."""

@@ -106,7 +106,7 @@ class Measures:
         if delta.failure is not None:
             self.failed[cause_of(delta.failure)] += 1
         elif delta.finish is not None:
-            self._finish(times, delta.finish, now)
+            self._finish(times, "embedding" if delta.vector else delta.finish, now)
 
     def _begin(self, record: ChoiceRecord | None) -> None:
         if record is not None and record.admitted is not None and record.first_token is not None:
@@ -116,6 +116,7 @@ class Measures:
     def _finish(self, times: ChoiceTimes, reason: str, now: float) -> None:
         self.finished[reason] += 1
         self.whole.observe(now - times.arrived)
-        self.output_tokens.observe(times.tokens)
+        if reason != "embedding":
+            self.output_tokens.observe(times.tokens)
         if times.first is not None and times.tokens > 1:
             self.per_output_token.observe((now - times.first) / (times.tokens - 1))

@@ -12,13 +12,16 @@ from typing import Literal
 import msgspec
 
 from rebar.graph import RunnerOptions
-from rebar.graph.sequence import SamplingParams
+from rebar.graph.sequence import MAX_GUESSES, SamplingParams
 
 FinishReason = Literal["stop", "length"]
 """Why a choice ended. "stop": an end id, a stop id or a stop string; "length": max_tokens or the
 context.
 """
 
+
+Pooling = Literal["mean", "last"]
+"""How the hidden states of a text become one vector: their mean, or that of the last position."""
 
 WaitReason = Literal["order", "place", "memory", "budget", "shared", "preempted"]
 """What a choice waits for. "order": others come before it; "place": as many run as may; "memory":
@@ -47,6 +50,8 @@ class RequestPacket(msgspec.Struct, frozen=True, array_like=True):
     given; prompt_scored, how many of the prompt's.
 
     grammar: what the answer must obey, in llguidance's notation; "" for nothing.
+
+    pooling: nothing is sampled; the answer is one vector of the prompt (embedding.py).
     """
 
     ticket: int
@@ -67,6 +72,7 @@ class RequestPacket(msgspec.Struct, frozen=True, array_like=True):
     arrived: float | None = None
     deadline: float | None = None
     tenant: str = ""
+    pooling: Pooling | None = None
 
 
 class ChoiceRecord(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -74,7 +80,8 @@ class ChoiceRecord(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     seconds: its age when this was written. preempted: how often it gave up its memory. steps: how
     many computed a part of it. cached_tokens: tokens of its prompt that had been computed before.
-    waits: seconds by reason.
+    waits: seconds by reason. drafted: ids of its answer that were guessed; accepted: those of them
+    that were said.
     """
 
     priority: int = NORMAL
@@ -85,6 +92,8 @@ class ChoiceRecord(msgspec.Struct, frozen=True, array_like=True, gc=False):
     steps: int = 0
     cached_tokens: int = 0
     waits: dict[WaitReason, float] = {}
+    drafted: int = 0
+    accepted: int = 0
 
 
 class TokenScore(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -120,13 +129,15 @@ TIMED_OUT = Failure(
 """The server's limit, not the engine's fault."""
 
 
-class Delta(msgspec.Struct, array_like=True):
+class Delta(msgspec.Struct, array_like=True, gc=False):
     """What one step added to one choice.
 
     ids: every id sampled, the end id included (this is what usage counts). text: what may be shown
     now, always whole characters and never the beginning of a stop string. scores: of the tokens
     whose text is shown up to here, when asked for. prompt_scores: of prompt[1:], as they become
-    known. record: what happened to the choice, with its first id and at its end.
+    known. record: what happened to the choice, with its first id and at its end. vector: the whole
+    answer where the packet says `pooling`, float32 of length 1. stopped_by: the stop string that
+    ended it, if one did.
     """
 
     ticket: int
@@ -137,6 +148,8 @@ class Delta(msgspec.Struct, array_like=True):
     finish: FinishReason | None = None
     failure: Failure | None = None
     record: ChoiceRecord | None = None
+    vector: bytes = b""
+    stopped_by: str | None = None
 
     def join(self, later: Delta) -> None:
         """Adds what the same choice said later."""
@@ -147,6 +160,8 @@ class Delta(msgspec.Struct, array_like=True):
         self.finish = later.finish
         self.failure = later.failure
         self.record = later.record or self.record
+        self.vector = later.vector or self.vector
+        self.stopped_by = later.stopped_by
 
     @property
     def last(self) -> bool:
@@ -166,7 +181,9 @@ class EngineStats(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     row_limit: positions that a step with a prompt may hold now. open_high, open_normal, open_low:
     choices by priority. oldest_wait: age of the one that waits longest. cached_tokens: positions
-    that were not computed because they had been before.
+    that were not computed because they had been before. draft_tokens: ids that were guessed;
+    accepted_tokens: those of them that were said. held_back_blocks: free ones that the machine has
+    no memory for.
     """
 
     steps: int = 0
@@ -190,6 +207,9 @@ class EngineStats(msgspec.Struct, frozen=True, array_like=True, gc=False):
     preemptions: int = 0
     evictions: int = 0
     expired: int = 0
+    draft_tokens: int = 0
+    accepted_tokens: int = 0
+    held_back_blocks: int = 0
 
 
 class StepReport(msgspec.Struct, array_like=True, tag="report"):
@@ -204,7 +224,8 @@ class EngineLimits(msgspec.Struct, frozen=True, array_like=True, gc=False):
     time).
 
     max_context: prompt and answer together. kv_tokens: positions the KV cache holds.
-    max_open_tokens: of the prompts of open choices, 0 for no bound.
+    max_open_tokens: of the prompts of open choices, 0 for no bound. width: numbers in an
+    embedding.
     """
 
     max_context: int
@@ -212,6 +233,7 @@ class EngineLimits(msgspec.Struct, frozen=True, array_like=True, gc=False):
     vocab_size: int
     max_open: int
     max_open_tokens: int = 0
+    width: int = 0
 
     @property
     def max_total(self) -> int:
@@ -220,12 +242,15 @@ class EngineLimits(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class EngineSpec(msgspec.Struct, frozen=True, array_like=True):
-    """Front to a new engine process, first: what to load. path: a .rebar file."""
+    """Front to a new engine process, first: what to load. path: a .rebar file. speculation: ids
+    guessed at a time.
+    """
 
     path: str
     options: RunnerOptions
     max_running: int
     max_waiting: int
+    speculation: int = MAX_GUESSES
 
 
 class Ready(msgspec.Struct, frozen=True, array_like=True, tag="ready"):

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import logging
 import time
 from collections.abc import Callable
-from typing import Protocol
+from typing import ParamSpec, Protocol
 
 import msgspec
 
@@ -35,6 +36,9 @@ from rebar.service.supervisor import EngineSupervisor
 from rebar.service.validator import Validator, model_not_found
 from rebar.service.worker import EngineWorker
 
+log = logging.getLogger("rebar.service")
+P = ParamSpec("P")
+
 STALL_SECONDS = 30.0
 """An engine that has not finished a step for so long is not healthy."""
 
@@ -54,7 +58,7 @@ class RequestStream:
         self._open = {packet.ticket for packet in packets}
         self._index = {packet.ticket: packet.index for packet in packets}
         self._arrived: dict[int, Delta] = {}
-        self._wake = asyncio.Event()
+        self._waiter: asyncio.Future[None] | None = None
         self.timer: asyncio.TimerHandle | None = None  # its end, when it lasts too long
 
     @property
@@ -68,8 +72,10 @@ class RequestStream:
 
     async def next(self) -> list[Delta]:
         """What has come since the last call, at least one delta."""
-        await self._wake.wait()
-        self._wake.clear()
+        if not self._arrived:
+            # Not an asyncio.Event: this is once a token, and an Event costs three times as much.
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
         arrived, self._arrived = self._arrived, {}
         return list(arrived.values())
 
@@ -82,7 +88,8 @@ class RequestStream:
             before.join(delta)
         if delta.last:
             self._open.discard(delta.ticket)
-        self._wake.set()
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
 
     def close(self) -> None:
         """Gives up what is not finished. Harmless when all is."""
@@ -103,6 +110,14 @@ class Worker(Protocol):
     @property
     def restarts(self) -> int:
         """How often the engine was replaced."""
+
+    @property
+    def pid(self) -> int | None:
+        """The process that computes; None while the next one starts."""
+
+    @property
+    def cpu_seconds(self) -> float:
+        """Processor time of all processes that computed, this one left out."""
 
     def start(self) -> None:
         """Begins, called in the loop."""
@@ -133,6 +148,7 @@ class ModelService:
         self.request_seconds: float | None = None
         self._clock = clock
         self.measures = Measures()
+        self._booking_failed = False
         self.history = RequestHistory(model.name)
         limits = model.limits
         self.admission = Admission(limits.max_open, limits.max_open_tokens, clock())
@@ -196,14 +212,29 @@ class ModelService:
             self._streams[packet.ticket] = stream
             self._times[packet.ticket] = ChoiceTimes(started, prompt=len(packet.prompt))
             self.admission.enter(len(packet.prompt))
-            self.measures.prompt_tokens.observe(len(packet.prompt))
-        self.measures.accepted += len(packets)
-        self.history.begin(packets)
+        self._note(self._note_begin, packets)
         if self.request_seconds is not None and self._loop is not None:
             stream.timer = self._loop.call_later(
                 self.request_seconds, self._fail, [p.ticket for p in packets], TIMED_OUT
             )
         return stream
+
+    def _note_begin(self, packets: list[RequestPacket]) -> None:
+        self.measures.accepted += len(packets)
+        for packet in packets:
+            self.measures.prompt_tokens.observe(len(packet.prompt))
+        self.history.begin(packets)
+
+    def _note(self, note: Callable[P, None], *args: P.args, **kwargs: P.kwargs) -> None:
+        """Numbers and stories about a request never decide what becomes of it: what fails here is
+        logged, once, and the answer goes on.
+        """
+        try:
+            note(*args, **kwargs)
+        except Exception:
+            if not self._booking_failed:
+                log.exception("a measurement failed; requests go on, /metrics may be wrong")
+            self._booking_failed = True
 
     def _refuse_overload(self, packets: list[RequestPacket]) -> None:
         tokens = sum(len(packet.prompt) for packet in packets)
@@ -216,10 +247,13 @@ class ModelService:
     def _cancel(self, tickets: list[int]) -> None:
         for ticket in tickets:
             if self._streams.pop(ticket, None) is not None:
-                self.measures.aborted["client_left"] += 1
-                self.history.end(ticket, "left")
                 self.admission.leave(self._times.pop(ticket).prompt, self._clock())
+                self._note(self._note_left, ticket)
         self.worker.give(Orders(cancel=tickets))
+
+    def _note_left(self, ticket: int) -> None:
+        self.measures.aborted["client_left"] += 1
+        self.history.end(ticket, "left")
 
     def abandon(self) -> None:
         """Ends every open choice with an error: the server stops and will not wait longer."""
@@ -251,13 +285,16 @@ class ModelService:
         stream = self._streams.get(delta.ticket)
         if stream is None:
             return
-        now = self._clock()
-        self.measures.take(self._times[delta.ticket], delta, now)
-        self.history.take(delta)
+        now, times = self._clock(), self._times[delta.ticket]
         if delta.last:
             del self._streams[delta.ticket]
             self.admission.leave(self._times.pop(delta.ticket).prompt, now)
+        self._note(self._note_delta, times, delta, now)
         stream.put(delta)
+
+    def _note_delta(self, times: ChoiceTimes, delta: Delta, now: float) -> None:
+        self.measures.take(times, delta, now)
+        self.history.take(delta)
 
 
 class ServiceRouter:

@@ -3,7 +3,10 @@
 There is no prefill and no decode phase: a sequence is `computed` chasing `total`, and a row covers
 its next positions. In every step each choice that is one position behind gets its row; what the row
 budget leaves goes to those further behind, by rank, and a quarter of it to the shortest of them, so
-that a question does not wait for a book.
+that a question does not wait for a book. While a prompt of higher priority is computed, whoever
+comes after it and is less urgent has no row at all: beside 64 low choices that decode, a step had
+room for 16 positions of a high prompt, and with ten times the load the P99 of its first token was
+25 seconds. They keep their memory and go on in the step after.
 
 Rank is arrival shifted by priority (generation.py) and never changes: what runs is what comes first
 by rank, as far as places and memory go. Three rules keep it so, and nobody waits for ever:
@@ -15,7 +18,8 @@ by rank, as far as places and memory go. Three rules keep it so, and nobody wait
   have no single owner whose end frees them, and a request of high priority could not be given what
   a low one held.
 - A new choice is let in when its ids so far have memory and every running choice one block besides
-  (they need at most one each in 16 steps): without that margin a full cache would let choices in
+  (they need at most one each in 16 steps), or more where memory has lately run out under those that
+  run (memory_budget.py): without that margin a full cache would let choices in
   only to pre-empt them. Nobody behind is let in before it.
 - Where there is no place or memory for it, running choices of lower priority that also come later
   make room.
@@ -28,16 +32,19 @@ choice whose next block another one is about to compute waits for it.
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from rebar.errors import ContextLengthError
 from rebar.graph.sequence import Row
 from rebar.service.generation import Generation
 from rebar.service.interfaces import BlockPool
+from rebar.service.memory_budget import Margin
 from rebar.service.messages import WaitReason
 from rebar.service.prefix import PrefixChain, root_of
 from rebar.service.row_budget import RowBudget
+from rebar.service.speculation import Speculation
+from rebar.service.step_cost import StepWork
 
 QUICK_SHARE = 4
 """The shortest prompt gets one of so many parts of the room when a longer one comes first."""
@@ -46,6 +53,21 @@ QUICK_SHARE = 4
 def rank_of(generation: Generation) -> tuple[float, int]:
     """The lower comes first."""
     return generation.rank
+
+
+def work_of(decoding: Iterable[Generation]) -> StepWork:
+    """What one position of each costs."""
+    depths = [generation.sequence.computed + 1 for generation in decoding]
+    return StepWork(len(depths), sum(depths))
+
+
+def yields(generation: Generation, urgent: Generation | None) -> bool:
+    """Whether it pauses for a prompt of higher priority that also comes first by rank."""
+    return (
+        urgent is not None
+        and generation.packet.priority > urgent.packet.priority
+        and generation.rank > urgent.rank
+    )
 
 
 @dataclass(slots=True)
@@ -65,6 +87,7 @@ class Scheduler:
     pool: KV blocks. max_rows: positions computed in one step. max_running: choices admitted at a
     time (at most max_rows, so that each can advance in every step). model: a digest of what decides
     keys and values besides ids. sharing False: nothing that was computed is used twice.
+    speculation: who guesses, None for nobody.
     `running` and `waiting` are in order of rank.
     """
 
@@ -76,6 +99,7 @@ class Scheduler:
         max_running: int,
         model: bytes = b"",
         sharing: bool = True,
+        speculation: Speculation | None = None,
     ) -> None:
         self.pool = pool
         self.max_rows = max_rows
@@ -83,6 +107,8 @@ class Scheduler:
         self.waiting: list[Generation] = []
         self.running: list[Generation] = []
         self.budget = RowBudget(max_rows)
+        self.speculation = speculation or Speculation(0)
+        self.margin = Margin()
         self.preemptions = self.cached_tokens = 0
         self._model = model
         self._sharing = sharing
@@ -117,6 +143,7 @@ class Scheduler:
         self._grow(now)
         self._admit(now)
         counts = self._counts(now)
+        self._guess(counts)
         for generation in self.running:
             count = counts.get(generation, 0)
             if count:
@@ -126,11 +153,13 @@ class Scheduler:
         return plan
 
     def advanced(self, generation: Generation, row: Row) -> None:
-        """A row of it was computed: blocks that have become whole may be shared."""
+        """A row of it was computed and taken: blocks that have become whole may be shared. What was
+        computed over wrong guesses lies behind `computed` and is written again.
+        """
         if not self._sharing:
             return
         size = self.pool.block_size
-        first, end = row.first // size, (row.first + row.count) // size
+        first, end = row.first // size, generation.sequence.computed // size
         digests = self._chains[generation].digests(first, end)
         for block, digest in zip(generation.sequence.blocks[first:end], digests, strict=True):
             self.pool.publish(block, digest)
@@ -173,7 +202,7 @@ class Scheduler:
         """Whether the deadline has passed, or would have when the first id could be there."""
         ahead = 0.0
         if generation.journal.admitted is None:
-            ahead = generation.remaining * (self.budget.row_seconds or 0.0)
+            ahead = self.budget.prompt_seconds(generation.sequence.computed, generation.remaining)
         return now + ahead >= deadline
 
     def _grow(self, now: float) -> None:
@@ -181,10 +210,16 @@ class Scheduler:
         for generation in list(self.running):
             sequence = generation.sequence
             while generation.sequence.blocks and self._full(generation):
-                if self.pool.free_blocks:
+                if self._room(generation is not self.running[0]):
                     sequence.blocks += self.pool.allocate(1)
                 else:
                     self.preempt(self.running[-1], now)
+                    self.margin.pre_empted()
+        self.margin.stepped()
+
+    def _room(self, others: bool) -> int:
+        """Blocks that may be taken. Who comes first has all that there are: it must go on."""
+        return self.pool.usable_blocks if others else self.pool.free_blocks
 
     def _full(self, generation: Generation) -> bool:
         sequence = generation.sequence
@@ -211,14 +246,13 @@ class Scheduler:
         shared = self._known(generation)
         missing = self.blocks_for(generation.sequence.total) - len(shared)
         reach = sum(self.pool.held_alone(g.sequence.blocks) for g in victims)
-        others = len(self.running) - len(victims)
-        if missing + others > self.pool.free_blocks + reach:
+        others, kept = len(self.running) - len(victims), self.margin.blocks
+        if missing + kept * others > self._room(others > 0) + reach:
             self.pool.release(shared)
             return "memory"
-        while (
-            len(self.running) >= self.max_running
-            or missing + len(self.running) > self.pool.free_blocks
-        ):
+        while len(self.running) >= self.max_running or missing + kept * len(
+            self.running
+        ) > self._room(bool(self.running)):
             self.preempt(victims.pop(), now)
         generation.sequence.blocks = shared + self.pool.allocate(missing)
         self._skip(generation, len(shared))
@@ -240,12 +274,19 @@ class Scheduler:
 
     def _counts(self, now: float) -> dict[Generation, int]:
         """Positions of each running choice in the next step."""
-        counts = dict.fromkeys((g for g in self.running if g.remaining == 1), 1)
-        decoding = len(counts)
-        behind = self._behind(now)
+        everybody = self._behind(now)
+        urgent = min(everybody, key=lambda g: (g.packet.priority, g.rank), default=None)
+        counts: dict[Generation, int] = {}
+        for generation in self.running:
+            if yields(generation, urgent):
+                generation.journal.waits_for("order", now)
+            elif generation.remaining == 1:
+                counts[generation] = 1
+        beside = work_of(counts)
+        behind = [g for g in everybody if not yields(g, urgent)]
         for generation in behind:
             counts.setdefault(generation, 0)
-        left = self.budget.prompt_rows(decoding) if behind else 0
+        left = self.budget.prompt_rows(beside, behind[0].sequence.computed) if behind else 0
         quick = min(behind[1:], key=lambda g: g.remaining, default=None)
         if quick is not None and quick.packet.priority <= behind[0].packet.priority:
             counts[quick] = min(quick.remaining, left // QUICK_SHARE)
@@ -257,6 +298,28 @@ class Scheduler:
             if not counts[generation]:
                 generation.journal.waits_for("budget", now)
         return counts
+
+    def _guess(self, counts: dict[Generation, int]) -> None:
+        """Lets those that decode go on over guesses, where nobody else needs the room."""
+        for generation in counts:
+            generation.sequence.guesses = 0  # of a plan that was not carried out
+        if any(generation.remaining != 1 for generation in counts):
+            return
+        decoding = list(counts)
+        for generation, ids in zip(
+            decoding, self.speculation.offer(decoding, self.max_rows), strict=True
+        ):
+            if ids:
+                generation.guess(ids[: self._reach(generation, len(ids))])
+
+    def _reach(self, generation: Generation, guesses: int) -> int:
+        """How many guesses have memory. A block is taken for them only where nobody needs it."""
+        sequence, size = generation.sequence, self.pool.block_size
+        room = len(sequence.blocks) * size - sequence.total
+        if room < guesses and not self.waiting and self.pool.usable_blocks > len(self.running):
+            sequence.blocks += self.pool.allocate(1)
+            room += size
+        return min(room, guesses)
 
     def _behind(self, now: float) -> list[Generation]:
         """Choices more than one position behind that have something to compute themselves."""

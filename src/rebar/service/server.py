@@ -18,6 +18,9 @@ from types import FrameType
 import uvicorn
 
 from rebar.errors import InputError
+from rebar.hal.processes import allow_connections
+from rebar.service.collector import settle
+from rebar.service.http.access import Access
 from rebar.service.http.app import create_app
 from rebar.service.http.connection import ServerConfig
 from rebar.service.http.lifecycle import Lifecycle, TimeLimits
@@ -58,6 +61,7 @@ def serve(
     host: str = "127.0.0.1",
     port: int = 8000,
     limits: TimeLimits | None = None,
+    access: Access | None = None,
     on_ready: Callable[[str], None] | None = None,
 ) -> None:
     """Serves until a signal. `load` is called once the port is ours; `on_ready` gets the address.
@@ -65,9 +69,11 @@ def serve(
     Raises InputError for a port that cannot be had, and whatever `load` raises.
     """
     sock = bind(host, port)
+    allow_connections()
     with contextlib.closing(sock):
         router = ServiceRouter([load()])
-        server = GracefulServer(router, Lifecycle(limits), on_ready)
+        settle()
+        server = GracefulServer(router, Lifecycle(limits), on_ready, access)
         server.run(sockets=[sock])
 
 
@@ -79,11 +85,12 @@ class GracefulServer(uvicorn.Server):
         router: ServiceRouter,
         lifecycle: Lifecycle | None = None,
         on_ready: Callable[[str], None] | None = None,
+        access: Access | None = None,
     ) -> None:
         self._lifecycle = lifecycle or Lifecycle()
         for service in router.services:
             service.request_seconds = self._lifecycle.limits.request
-        app = create_app(router, self._lifecycle)
+        app = create_app(router, self._lifecycle, access)
         super().__init__(ServerConfig(app, self._lifecycle.limits))
         self._router = router
         self._on_ready = on_ready

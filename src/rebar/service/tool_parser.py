@@ -30,8 +30,12 @@ class CallPiece:
     arguments: str
 
 
+Part = str | CallPiece
+"""Text to show, or a part of a call."""
+
+
 class ToolParser:
-    """One answer. `push` and `finish` give the text to show and the parts of calls, in order."""
+    """One answer. `push` and `finish` give text and parts of calls in the order of the answer."""
 
     def __init__(self) -> None:
         self.calls = 0
@@ -39,39 +43,38 @@ class ToolParser:
         self._state = self._text
         self._depth = 0
         self._quoted = self._escaped = False
-        self._out: tuple[list[str], list[CallPiece]] = ([], [])
+        self._out: list[Part] = []
 
-    def push(self, text: str) -> tuple[str, list[CallPiece]]:
+    def push(self, text: str) -> list[Part]:
         """More text."""
         self._buffer += text
         while self._state():
             pass
         return self._given()
 
-    def finish(self) -> tuple[str, list[CallPiece]]:
+    def finish(self) -> list[Part]:
         """The end: what was held back is text, unless it is a call that only lacks its end mark."""
         if self._state == self._text:
-            self._out[0].append(self._buffer.rstrip() if self.calls else self._buffer)
+            self._out.append(self._buffer.rstrip() if self.calls else self._buffer)
         elif self._state == self._head:
             self._whole(self._buffer, OPEN + self._buffer)
         self._buffer = ""
         return self._given()
 
-    def _given(self) -> tuple[str, list[CallPiece]]:
-        texts, calls = self._out
-        self._out = ([], [])
-        return "".join(texts), calls
+    def _given(self) -> list[Part]:
+        parts, self._out = self._out, []
+        return [part for part in parts if part]
 
     def _text(self) -> bool:
         """Outside of calls. Space before a call is no text, so it waits for what follows."""
         before, mark, after = self._buffer.partition(OPEN)
         if mark:
-            self._out[0].append(before.rstrip())
+            self._out.append(before.rstrip())
             self._buffer, self._state = after, self._head
             return True
         keep = len(before) - _partial(before, OPEN)
         keep = len(before[:keep].rstrip())
-        self._out[0].append(before[:keep])
+        self._out.append(before[:keep])
         self._buffer = before[keep:]
         return False
 
@@ -121,12 +124,12 @@ class ToolParser:
         return True
 
     def _begin(self, name: str) -> None:
-        self._out[1].append(CallPiece(self.calls, name, ""))
+        self._out.append(CallPiece(self.calls, name, ""))
         self.calls += 1
 
     def _more(self, arguments: str) -> None:
         if arguments:
-            self._out[1].append(CallPiece(self.calls - 1, None, arguments))
+            self._out.append(CallPiece(self.calls - 1, None, arguments))
 
     def _whole(self, body: str, raw: str) -> None:
         """A call in another order of keys, or none at all."""
@@ -134,10 +137,10 @@ class ToolParser:
             call = json.loads(body)
             name, arguments = call["name"], call.get("arguments", {})
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
-            self._out[0].append(raw)
+            self._out.append(raw)
             return
         if not isinstance(name, str) or not isinstance(arguments, dict | str):
-            self._out[0].append(raw)
+            self._out.append(raw)
             return
         self._begin(name)
         whole = arguments if isinstance(arguments, str) else json.dumps(arguments)

@@ -16,7 +16,7 @@ import re
 import secrets
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar, Protocol
 
 from rebar.errors import ContextLengthError, InputError, ModelNameError
 from rebar.graph.sequence import SamplingParams
@@ -24,7 +24,7 @@ from rebar.service.conversation import refuse_lost_calls, refuse_lost_tools, tur
 from rebar.service.messages import NORMAL, RequestPacket
 from rebar.service.model import ServedModel
 from rebar.service.structured import grammar_of
-from rebar.service.tools import tools_of, with_tools
+from rebar.service.tools import ToolUse, tools_of, with_tools
 from rebar.service.wire import ChatBody, ChatMessage, CompletionBody, SamplingBody
 
 DEFAULT_COMPLETION_TOKENS = 16
@@ -97,10 +97,14 @@ class Validator:
             if not body.logprobs:
                 raise InputError("`top_logprobs` needs `logprobs`: true.", param="top_logprobs")
         use = tools_of(body)
-        prompt = self.chat_prompt(body.messages, tools=use.shown if use else None)
+        prompt = self.prompt_of(body, use)
         asked = self._asked_in_chat(body)
         job = self._job(body, caller, [prompt], scores, asked, default=MAX_COUNT)
         return with_tools(job, use) if use else job
+
+    def prompt_of(self, body: ChatBody, use: ToolUse | None) -> list[int]:
+        """Ids of all that a chat request gives the model to read. use: its tools."""
+        return self.chat_prompt(body.messages, tools=use.shown if use else None)
 
     def completion(self, body: CompletionBody, caller: Caller) -> Job:
         """A plain completion of one prompt or several."""
@@ -111,7 +115,7 @@ class Validator:
             check_range("logprobs", body.logprobs, 0, MAX_TOP_LOGPROBS)
         if body.max_tokens is not None:
             check_range("max_tokens", body.max_tokens, 0 if body.echo else 1, MAX_COUNT)
-        prompts = list(self._prompts(body.prompt))
+        prompts = list(self.prompts(body.prompt))
         ids = [prompt for prompt, _ in prompts]
         default = DEFAULT_COMPLETION_TOKENS
         job = self._job(body, caller, ids, body.logprobs, body.max_tokens, default=default)
@@ -137,27 +141,31 @@ class Validator:
         refuse_lost_tools(turns, tools or [], template)
         return template.encode(turns, tools=tools, add_generation_prompt=add_generation_prompt)
 
-    def _prompts(
-        self, prompt: str | list[str | int | list[int]]
+    def prompts(
+        self,
+        prompt: str | list[str | int | list[int]],
+        param: str = "prompt",
+        *,
+        special: bool = True,
     ) -> Iterator[tuple[list[int], str]]:
-        """Each prompt as ids and as text."""
+        """Each prompt as ids and as text. special: control tokens in a text are control tokens."""
         items: list[str | int | list[int]]
         if isinstance(prompt, list) and all(isinstance(item, int) for item in prompt) and prompt:
             items = [[item for item in prompt if isinstance(item, int)]]
         else:
             items = [prompt] if isinstance(prompt, str) else prompt
         if not items:
-            raise InputError("`prompt` is empty.", param="prompt")
+            raise InputError(f"`{param}` is empty.", param=param)
         if len({type(item) for item in items}) > 1:
             raise InputError(
-                "`prompt` must be text, a list of texts, ids, or a list of ids.", param="prompt"
+                f"`{param}` must be text, a list of texts, ids, or a list of ids.", param=param
             )
         tokenizer = self.model.tokenizer
         for item in items:
             if isinstance(item, str):
-                yield checked_prompt(tokenizer.encode(item, special=True)), item
+                yield checked_prompt(tokenizer.encode(item, special=special), param), item
             elif isinstance(item, list):
-                ids = checked_prompt(self.checked_ids(item, "prompt"))
+                ids = checked_prompt(self.checked_ids(item, param), param)
                 yield ids, tokenizer.decode(ids)
 
     def checked_ids(self, ids: list[int], param: str) -> list[int]:
@@ -290,7 +298,13 @@ class Validator:
         return tuple(sorted((int(key), float(value)) for key, value in given.items()))
 
 
-def refuse_unsupported(body: SamplingBody) -> None:
+class Partial(Protocol):
+    """A body some of whose fields may only ask for nothing."""
+
+    harmless: ClassVar[dict[str, tuple[Any, ...]]]
+
+
+def refuse_unsupported(body: Partial) -> None:
     """Raises for a parameter of OpenAI's API that asks for something this server does not do."""
     for name, nothing in body.harmless.items():
         value = getattr(body, name)
@@ -314,12 +328,10 @@ def stops_of(stop: str | list[str] | None) -> tuple[str, ...]:
     return tuple(dict.fromkeys(stops))
 
 
-def checked_prompt(ids: list[int]) -> list[int]:
+def checked_prompt(ids: list[int], param: str = "prompt") -> list[int]:
     """The prompt, which must have a token."""
     if not ids:
-        raise InputError(
-            "`prompt` has no tokens; give the model something to continue.", param="prompt"
-        )
+        raise InputError(f"`{param}` has no tokens; give the model something to read.", param=param)
     return ids
 
 

@@ -8,7 +8,7 @@ that asks for nothing is accepted.
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import msgspec
 
@@ -159,6 +159,20 @@ class ChatBody(SamplingBody, kw_only=True, forbid_unknown_fields=True):
         "verbosity": (),
         "web_search_options": (),
     }
+
+
+class EmbeddingBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """POST /v1/embeddings. pooling: of ours; the rest is OpenAI's. dimensions: the first so many
+    numbers, scaled to length 1 again.
+    """
+
+    input: str | list[str | int | list[int]]
+    model: str | None = None
+    encoding_format: Literal["float", "base64"] | None = None
+    dimensions: int | None = None
+    pooling: Literal["mean", "last"] | None = None
+    priority: int | None = None
+    user: str | None = None
 
 
 class TokenizeBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):

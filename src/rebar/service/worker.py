@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -72,6 +73,16 @@ class EngineWorker:
     def alive(self) -> bool:
         """Whether the thread runs."""
         return self._thread.is_alive()
+
+    @property
+    def pid(self) -> int:
+        """This process."""
+        return os.getpid()
+
+    @property
+    def cpu_seconds(self) -> float:
+        """It is this process's own time."""
+        return 0.0
 
     def _main(self) -> None:
         engine = self.engine

@@ -26,7 +26,7 @@ class TextStream:
         "_search",
         "_skip_special",
         "_tokenizer",
-        "stopped",
+        "met",
     )
 
     def __init__(
@@ -40,7 +40,12 @@ class TextStream:
         self._pending = b""
         self._held = ""
         self._at_start = tokenizer.add_space_prefix
-        self.stopped = False
+        self.met: str | None = None  # the stop string that ended the text
+
+    @property
+    def stopped(self) -> bool:
+        """A stop string was met; only text before it was given out."""
+        return self.met is not None
 
     def push(self, id: int) -> str:
         """Text that may be shown now. "" once stopped."""
@@ -59,7 +64,7 @@ class TextStream:
         return text
 
     def _release(self, text: str) -> str:
-        if self.stopped:
+        if self.met is not None:
             return ""
         if self._at_start and text:  # as decode(): the space that encode() put before the text
             self._at_start = False
@@ -69,8 +74,8 @@ class TextStream:
         end, hold = self._search.feed(text)
         whole = self._held + text
         if end is not None:
-            self.stopped = True
             cut = len(self._held) + end - hold
+            self.met = whole[cut : cut + hold]
             self._held = ""
             return whole[:cut]
         self._held = whole[len(whole) - hold :]

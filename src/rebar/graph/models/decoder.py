@@ -53,9 +53,10 @@ class DecoderWeights:
 class Decoder:
     """The graph and the tensors its user has to bind or read.
 
-    From node `head_begin` on only rows whose logits are needed are computed; what those nodes read
-    stays in place, so that they can run again for other rows of the same step. hidden: of these
-    rows, before the final norm.
+    From node `head_begin` on only rows that are wanted are computed; what those nodes read stays
+    in place, so that they can run again for other rows of the same step. hidden: the states of
+    these rows behind the final norm. Whoever wants no logits stops before node `logits_begin`:
+    the head is the largest matrix.
     """
 
     graph: Graph
@@ -64,6 +65,7 @@ class Decoder:
     caches: tuple[Tensor, ...]
     ropes: dict[RopeConfig, Tensor]
     head_begin: str
+    logits_begin: str
 
 
 def build_decoder(
@@ -88,12 +90,12 @@ def build_decoder(
             head_begin = a.name
         x = rest_of_layer(g, c, weights, x, a)
     g.scope = ""
-    logits = g.linear(
-        "logits", g.rms_norm("final_norm", x, w.final_norm, c.norm_eps), w.head, group=GROUP
-    )
+    hidden = g.rms_norm("final_norm", x, w.final_norm, c.norm_eps)
+    logits = g.linear("logits", hidden, w.head, group=GROUP)
+    begins = head_begin, logits.name
     if c.logit_softcap:
         logits = g.softcap(logits, c.logit_softcap)
-    return Decoder(g.graph(logits, x, *kept), x, logits, caches, ropes, head_begin)
+    return Decoder(g.graph(logits, hidden, *kept), hidden, logits, caches, ropes, *begins)
 
 
 def rest_of_layer(g: Builder, c: DecoderConfig, w: LayerWeights, x: Tensor, a: Tensor) -> Tensor:

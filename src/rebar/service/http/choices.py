@@ -11,7 +11,7 @@ from rebar.service.history import ChoiceStory, story_of
 from rebar.service.http.errors import error_of
 from rebar.service.messages import ChoiceRecord, Delta, FinishReason, TokenScore
 from rebar.service.router import RequestStream
-from rebar.service.tool_parser import CallPiece, ToolParser
+from rebar.service.tool_parser import CallPiece, Part, ToolParser
 from rebar.service.validator import Job
 
 ChoiceEnd = FinishReason | Literal["tool_calls"]
@@ -28,18 +28,29 @@ class ScoredToken:
 
 @dataclass(slots=True)
 class Piece:
-    """What is new in a choice."""
+    """What is new in a choice. order: text and parts of calls as they follow each other, where
+    tools are. stopped_by: the stop string that ended it.
+    """
 
     text: str = ""
     scored: list[ScoredToken] = field(default_factory=list)
     finish: ChoiceEnd | None = None
     calls: list[CallPiece] = field(default_factory=list)
+    order: list[Part] = field(default_factory=list)
+    stopped_by: str | None = None
+
+    @property
+    def parts(self) -> list[Part]:
+        """Text and parts of calls in the order of the answer."""
+        return self.order or ([self.text] if self.text else [])
 
     def add(self, other: Piece) -> None:
         """Appends `other`."""
         self.text += other.text
         self.scored += other.scored
         self.calls += other.calls
+        self.order += other.order
+        self.stopped_by = other.stopped_by or self.stopped_by
         self.finish = other.finish or self.finish
 
 
@@ -91,7 +102,10 @@ class Choices:
             self._cached.setdefault(index, delta.record.cached_tokens)
             self._records[index] = delta.record
         piece = Piece(
-            delta.text, [ScoredToken(s.id, s.logprob, s.top) for s in delta.scores], delta.finish
+            delta.text,
+            [ScoredToken(s.id, s.logprob, s.top) for s in delta.scores],
+            delta.finish,
+            stopped_by=delta.stopped_by,
         )
         if self._parsers:
             self._parse(self._parsers[index], piece)
@@ -105,13 +119,11 @@ class Choices:
 
     def _parse(self, parser: ToolParser, piece: Piece) -> None:
         """Takes the calls out of the text."""
-        piece.text, piece.calls = parser.push(piece.text)
-        if piece.finish:
-            text, calls = parser.finish()
-            piece.text += text
-            piece.calls += calls
-            if parser.calls and piece.finish == "stop":
-                piece.finish = "tool_calls"
+        piece.order = parser.push(piece.text) + (parser.finish() if piece.finish else [])
+        piece.text = "".join(part for part in piece.order if isinstance(part, str))
+        piece.calls = [part for part in piece.order if isinstance(part, CallPiece)]
+        if parser.calls and piece.finish == "stop":
+            piece.finish = "tool_calls"
 
     def _echo(self, index: int) -> Piece:
         """The prompt as the beginning of the answer, when asked for."""

@@ -1,8 +1,11 @@
-"""Errors as OpenAI's clients expect them: `{"error": {"message", "type", "param", "code"}}` and a
-fitting status.
+"""Errors as clients expect them, with a fitting status: OpenAI's
+`{"error": {"message", "type", "param", "code"}}`, and under /v1/messages Anthropic's
+`{"type": "error", "error": {"type", "message"}, "request_id"}`.
 """
 
 from __future__ import annotations
+
+from typing import Literal
 
 import msgspec
 from starlette.responses import Response
@@ -28,6 +31,18 @@ class HttpError(RebarError):
         self.status = status
         self.code = code
         self.headers = headers or {}
+
+
+class KeyRefusedError(HttpError):
+    """No API key, or one that is not known here. The connection ends: whoever has no key need not
+    send the rest of a large body.
+    """
+
+    def __init__(self, *, given: bool) -> None:
+        what = "This API key is not known here." if given else "An API key is needed."
+        message = f"{what} Send yours as `Authorization: Bearer KEY` or in `x-api-key`."
+        headers = {"WWW-Authenticate": "Bearer", "Connection": "close"}
+        super().__init__(401, message, "invalid_api_key", headers)
 
 
 class StoppingError(EngineError):
@@ -63,6 +78,34 @@ class ErrorBody(msgspec.Struct):
     error: ErrorObject
 
 
+class AnthropicErrorObject(msgspec.Struct):
+    """What went wrong, in Anthropic's words."""
+
+    type: str
+    message: str
+
+
+class AnthropicErrorBody(msgspec.Struct):
+    """The body of every answer under /v1/messages that is not 2xx."""
+
+    error: AnthropicErrorObject
+    request_id: str | None = None
+    type: Literal["error"] = "error"
+
+
+MESSAGES_PATH = "/v1/messages"
+ANTHROPIC_TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+"""By status; other refusals are invalid_request_error, other failures api_error."""
+
 INTERNAL = "Something failed inside the server. The log has the details under this request's id."
 
 
@@ -90,15 +133,28 @@ def describe(error: Exception) -> tuple[int, ErrorObject]:
     return status, ErrorObject(str(error), kind, error.param, error.code)
 
 
-def error_response(error: Exception) -> Response:
-    """The whole answer for an error."""
+def speaks_anthropic(path: str) -> bool:
+    """Whether the answers of this path have Anthropic's shapes."""
+    return path == MESSAGES_PATH or path.startswith(MESSAGES_PATH + "/")
+
+
+def anthropic_error(error: Exception, request_id: str | None = None) -> AnthropicErrorBody:
+    """An error in Anthropic's shape. A parameter at fault is named in the message."""
+    status, body = describe(error)
+    kind = ANTHROPIC_TYPES.get(status, "api_error" if status >= 500 else "invalid_request_error")
+    return AnthropicErrorBody(AnthropicErrorObject(kind, body.message), request_id)
+
+
+def error_response(error: Exception, path: str = "", request_id: str | None = None) -> Response:
+    """The whole answer for an error, in the shape of the path's API."""
     status, body = describe(error)
     headers: dict[str, str] = {}
     if isinstance(error, OverloadedError | StoppingError):
         headers["Retry-After"] = str(error.retry_after)
     if isinstance(error, HttpError):
         headers.update(error.headers)
-    content = msgspec.json.encode(ErrorBody(body))
+    shaped = anthropic_error(error, request_id) if speaks_anthropic(path) else ErrorBody(body)
+    content = msgspec.json.encode(shaped)
     return Response(content, status, headers, media_type="application/json")
 
 

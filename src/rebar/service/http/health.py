@@ -57,9 +57,13 @@ def _engine(service: ModelService) -> dict[str, object]:
     return {
         "model": service.model.name,
         "healthy": service.healthy,
+        "pid": service.worker.pid,
         "steps": service.stats.steps,
+        "open": service.open,
         "running": service.stats.running,
         "waiting": service.stats.waiting,
+        "free_blocks": service.stats.free_blocks,
+        "total_blocks": service.stats.total_blocks,
         "restarts": service.worker.restarts,
         "silent_seconds": round(service.silent_seconds, 3),
     }

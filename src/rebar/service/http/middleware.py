@@ -10,14 +10,15 @@ import logging
 import re
 import secrets
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import ClientDisconnect
+from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from rebar.service.http.connection import CUT_OFF
-from rebar.service.http.errors import DrainingError, error_response
+from rebar.service.http.errors import DrainingError, error_response, speaks_anthropic
 from rebar.service.http.lifecycle import OPERATIONS, Lifecycle
 from rebar.service.http.metrics import ServiceMetrics
 from rebar.service.validator import Caller
@@ -27,6 +28,8 @@ log = logging.getLogger("rebar.service.request")
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}", re.ASCII)
 _TRACEPARENT = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}", re.ASCII)
 
+STRAIGHT = "rebar.straight"
+"""Key in the scope: the server's own `send`, past every layer."""
 CLIENT_LEFT = 499
 """Status in the log for a client that left before its answer (as nginx writes it)."""
 
@@ -39,6 +42,11 @@ class RequestRecord:
     started: float
     status: int = 0
     notes: dict[str, object] = field(default_factory=dict)
+
+    def belongs_to(self, tenant: str) -> None:
+        """A key has told whose request it is."""
+        self.caller = replace(self.caller, tenant=tenant)
+        self.notes["tenant"] = tenant
 
 
 def record_of(scope: Scope) -> RequestRecord:
@@ -57,8 +65,15 @@ def caller_of(headers: Headers) -> Caller:
     return Caller(request_id, trace.group(1) if trace else request_id)
 
 
+def error_answer(error: Exception, scope: Scope) -> Response:
+    """The answer for an error of this request."""
+    return error_response(error, scope["path"], record_of(scope).caller.request_id)
+
+
 class RequestMiddleware:
-    """Outermost; nothing that happens inside leaves it without an answer and a log line."""
+    """Outermost but for Cors; nothing that happens inside leaves it without an answer and a log
+    line.
+    """
 
     def __init__(self, app: ASGIApp, metrics: ServiceMetrics, lifecycle: Lifecycle) -> None:
         self._app = app
@@ -78,6 +93,8 @@ class RequestMiddleware:
                 record.status = message["status"]
                 headers = MutableHeaders(scope=message)
                 headers["X-Request-Id"] = record.caller.request_id
+                if speaks_anthropic(scope["path"]):
+                    headers["request-id"] = record.caller.request_id  # where its clients look
                 if self._lifecycle.draining:
                     headers["Connection"] = "close"
             await send(message)
@@ -85,7 +102,7 @@ class RequestMiddleware:
         operation = scope["path"] in OPERATIONS
         app = self._app
         if self._lifecycle.draining and not operation:
-            app = error_response(DrainingError(self._lifecycle.retry_after))
+            app = error_answer(DrainingError(self._lifecycle.retry_after), scope)
         self._lifecycle.open += not operation
         try:
             await app(scope, receive, send_with_id)
@@ -95,7 +112,7 @@ class RequestMiddleware:
             log.exception("request %s failed", record.caller.request_id)
             if record.status:
                 raise
-            await error_response(error)(scope, receive, send_with_id)
+            await error_answer(error, scope)(scope, receive, send_with_id)
         finally:
             self._lifecycle.open -= not operation
             self._end(scope, record)
@@ -104,10 +121,10 @@ class RequestMiddleware:
         seconds = time.monotonic() - record.started
         route = getattr(scope.get("route"), "path", "other")
         status = record.status or CLIENT_LEFT
-        if cut_off := scope.get("state", {}).get(CUT_OFF):
+        cut_off = scope.get("state", {}).get(CUT_OFF)
+        if cut_off:
             record.notes["cut_off"] = cut_off
-            self._metrics.cut_off(cut_off)
-        self._metrics.request_ended(route, status, seconds)
+        self._count(route, status, seconds, cut_off)
         log.log(
             logging.DEBUG if route in OPERATIONS else logging.INFO,
             "%s %s %d %.1f ms id=%s%s",
@@ -118,3 +135,12 @@ class RequestMiddleware:
             record.caller.request_id,
             "".join(f" {key}={value}" for key, value in record.notes.items()),
         )
+
+    def _count(self, route: str, status: int, seconds: float, cut_off: str | None) -> None:
+        """Its numbers. What fails here is no fault of the request's."""
+        try:
+            if cut_off:
+                self._metrics.cut_off(cut_off)
+            self._metrics.request_ended(route, status, seconds)
+        except Exception:
+            log.exception("a measurement failed; requests go on, /metrics may be wrong")

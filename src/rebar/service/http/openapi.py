@@ -10,8 +10,19 @@ import msgspec
 
 from rebar.service.history import RequestStory
 from rebar.service.http.answers import ChatCompletion, Completion
-from rebar.service.http.errors import ErrorBody
-from rebar.service.wire import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
+from rebar.service.http.embeddings import EmbeddingList
+from rebar.service.http.errors import AnthropicErrorBody, ErrorBody
+from rebar.service.http.messages import MessageObject, TokenCount
+from rebar.service.http.responses import ResponseObject
+from rebar.service.wire import (
+    ChatBody,
+    CompletionBody,
+    DetokenizeBody,
+    EmbeddingBody,
+    TokenizeBody,
+)
+from rebar.service.wire_messages import CountTokensBody, MessagesBody
+from rebar.service.wire_responses import ResponsesBody
 
 
 class ModelObject(msgspec.Struct):
@@ -47,13 +58,20 @@ class DetokenizeAnswer(msgspec.Struct):
 
 
 class EngineHealth(msgspec.Struct):
-    """How one engine fares."""
+    """How one engine fares. pid: the process that computes, null while the next one starts. open:
+    choices accepted and not ended, of which the engine computes `running`; blocks are those of the
+    KV cache. An engine at rest has none of the former and all of the latter free.
+    """
 
     model: str
     healthy: bool
+    pid: int | None
     steps: int
+    open: int
     running: int
     waiting: int
+    free_blocks: int
+    total_blocks: int
     restarts: int
     silent_seconds: float
 
@@ -79,7 +97,16 @@ TYPES: tuple[type[msgspec.Struct], ...] = (
     DetokenizeBody,
     ChatCompletion,
     Completion,
+    EmbeddingBody,
+    EmbeddingList,
+    ResponsesBody,
+    ResponseObject,
+    MessagesBody,
+    MessageObject,
+    CountTokensBody,
+    TokenCount,
     ErrorBody,
+    AnthropicErrorBody,
     ModelObject,
     ModelList,
     TokenizeAnswer,
@@ -100,9 +127,37 @@ def _content(kind: type[msgspec.Struct], media_type: str = "application/json") -
     return {"content": {media_type: {"schema": {"$ref": REF.format(name=kind.__name__)}}}}
 
 
-def _errors(*statuses: int) -> dict[int | str, Any]:
+SECURITY: dict[str, Any] = {
+    "bearer": {"type": "http", "scheme": "bearer"},
+    "x-api-key": {"type": "apiKey", "in": "header", "name": "x-api-key"},
+}
+"""Ways to send a key; none is needed where the server was started without keys."""
+ANY_WAY: list[dict[str, list[str]]] = [{"bearer": []}, {"x-api-key": []}, {}]
+
+
+def _header(name: str, schema: dict[str, Any], description: str) -> dict[str, Any]:
+    return {"name": name, "in": "header", "schema": schema, "description": description}
+
+
+REQUEST_ID = _header(
+    "X-Request-Id",
+    {"type": "string", "pattern": "^[A-Za-z0-9._:/+=@-]{1,128}$"},
+    "Follows the request through logs and history; drawn when absent or of another form.",
+)
+URGENCY = [
+    _header("X-Priority", {"enum": ["high", "normal", "low"]}, "Decides over `priority`."),
+    _header(
+        "X-Deadline-Ms",
+        {"type": "integer", "minimum": 1, "maximum": 86_400_000},
+        "Milliseconds after which the answer is of no use.",
+    ),
+]
+
+
+def _errors(*statuses: int, body: type[msgspec.Struct] = ErrorBody) -> dict[int | str, Any]:
     meanings = {
         400: "A parameter is not valid; `param` names it",
+        401: "An API key is needed, or this one is not known",
         404: "No such model, or no such request",
         413: "The body is too large",
         415: "The body is compressed",
@@ -111,7 +166,7 @@ def _errors(*statuses: int) -> dict[int | str, Any]:
         503: "The server is stopping; Retry-After says when to come back",
         504: "The answer took longer than the server, or X-Deadline-Ms, allows",
     }
-    return {s: {"description": meanings[s], **_content(ErrorBody)} for s in statuses}
+    return {s: {"description": meanings[s], **_content(body)} for s in statuses}
 
 
 def _post(
@@ -119,37 +174,53 @@ def _post(
     answer: type[msgspec.Struct],
     *,
     stream: bool = False,
-    errors: tuple[int, ...],
+    work: bool = True,
+    error: type[msgspec.Struct] = ErrorBody,
 ) -> dict[str, Any]:
+    """stream: may answer in events. work: goes through the engine, and so may have to wait."""
     ok: dict[str, Any] = {"description": "The answer", **_content(answer)}
     if stream:
         ok["description"] = "The answer; with `stream` a stream of server-sent events"
-        ok["content"]["text/event-stream"] = {"schema": {"type": "string"}}
+        ok["content"]["text/event-stream"] = {"schema": {"description": "Events"}}
+    parameters = [REQUEST_ID, *URGENCY] if work else [REQUEST_ID]
+    statuses = (400, 401, 404, 413, 415, 429, 500, 503, 504) if work else _TEXT
     return {
-        "openapi_extra": {"requestBody": {"required": True, **_content(body)}},
-        "responses": {200: ok, **_errors(*errors)},
+        "openapi_extra": {
+            "parameters": parameters,
+            "requestBody": {"required": True, **_content(body)},
+        },
+        "responses": {200: ok, **_errors(*statuses, body=error)},
         "response_model": None,
     }
 
 
 def _get(answer: type[msgspec.Struct], *errors: int) -> dict[str, Any]:
     ok = {"description": "The answer", **_content(answer)}
-    return {"responses": {200: ok, **_errors(*errors)}, "response_model": None}
+    return {"responses": {200: ok, **_errors(401, *errors, 500, 503)}, "response_model": None}
 
 
-_GENERATION = (400, 404, 413, 415, 429, 500, 503, 504)
-_TEXT = (400, 404, 413, 415)
-CHAT = _post(ChatBody, ChatCompletion, stream=True, errors=_GENERATION)
-COMPLETIONS = _post(CompletionBody, Completion, stream=True, errors=_GENERATION)
-TOKENIZE = _post(TokenizeBody, TokenizeAnswer, errors=_TEXT)
-DETOKENIZE = _post(DetokenizeBody, DetokenizeAnswer, errors=_TEXT)
+def _open(answer: type[msgspec.Struct]) -> dict[str, Any]:
+    """A question of machines, for which no key is needed."""
+    ok = {"description": "The answer", **_content(answer)}
+    return {"responses": {200: ok}, "openapi_extra": {"security": []}, "response_model": None}
+
+
+_TEXT = (400, 401, 404, 413, 415, 500, 503)
+CHAT = _post(ChatBody, ChatCompletion, stream=True)
+COMPLETIONS = _post(CompletionBody, Completion, stream=True)
+EMBEDDINGS = _post(EmbeddingBody, EmbeddingList)
+RESPONSES = _post(ResponsesBody, ResponseObject, stream=True)
+MESSAGES = _post(MessagesBody, MessageObject, stream=True, error=AnthropicErrorBody)
+COUNT_TOKENS = _post(CountTokensBody, TokenCount, work=False, error=AnthropicErrorBody)
+TOKENIZE = _post(TokenizeBody, TokenizeAnswer, work=False)
+DETOKENIZE = _post(DetokenizeBody, DetokenizeAnswer, work=False)
 MODELS = _get(ModelList)
 MODEL = _get(ModelObject, 404)
-HEALTH: dict[str, Any] = _get(Health)
+HEALTH = _open(Health)
 HEALTH["responses"][503] = {"description": "An engine does not advance", **_content(Health)}
-READY: dict[str, Any] = _get(State)
+READY = _open(State)
 READY["responses"][503] = {"description": "No new requests, for now", **_content(State)}
-LIVE = _get(State)
+LIVE = _open(State)
 REQUEST = _get(RequestStory, 404)
 METRICS: dict[str, Any] = {
     "responses": {
@@ -158,5 +229,6 @@ METRICS: dict[str, Any] = {
             "content": {"text/plain": {"schema": {"type": "string"}}},
         }
     },
+    "openapi_extra": {"security": []},
     "response_model": None,
 }

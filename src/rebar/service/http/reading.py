@@ -21,10 +21,12 @@ async def read_body(request: Request, limit: int = MAX_BODY_BYTES) -> bytes:
     compressed.
     """
     encoding = request.headers.get("content-encoding", "identity")
-    if encoding.lower() != "identity":
+    coding = request.headers.get("transfer-encoding", "chunked")
+    if encoding.lower() != "identity" or coding.lower() != "chunked":
+        encoding = coding if encoding.lower() == "identity" else encoding
         raise HttpError(
             415,
-            f"Content-Encoding {encoding[:40]!r} is not supported. Send the body as it is.",
+            f"The encoding {encoding[:40]!r} is not supported. Send the body as it is.",
             "unsupported_encoding",
             {"Connection": "close"},
         )

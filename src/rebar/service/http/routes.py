@@ -2,157 +2,69 @@
 
 from __future__ import annotations
 
-import asyncio
-import secrets
-import time
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 from fastapi import APIRouter, Request, Response
-from starlette.responses import StreamingResponse
-from starlette.types import Receive, Scope, Send
 
 from rebar.errors import InputError
 from rebar.service.body import decode_body
-from rebar.service.grammar_check import GrammarChecker
+from rebar.service.from_messages import from_input
 from rebar.service.http import openapi
-from rebar.service.http.answers import Heading, chat_answer, collect, completion_answer
-from rebar.service.http.choices import Choices, Piece
+from rebar.service.http.embeddings import EmbeddingRoutes
 from rebar.service.http.errors import HttpError
+from rebar.service.http.exchange import ChatExchange, CompletionExchange
+from rebar.service.http.generating import Generating
+from rebar.service.http.messages import MessagesExchange, TokenCount
 from rebar.service.http.metrics import ServiceMetrics
 from rebar.service.http.middleware import record_of
-from rebar.service.http.reading import read_body, until_disconnect
-from rebar.service.http.sse import CHAT, COMPLETION, Dialect, EventWriter, events
-from rebar.service.http.urgency import with_urgency
-from rebar.service.router import ModelService, RequestStream, ServiceRouter
-from rebar.service.validator import Job
-from rebar.service.wire import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
-
-INLINE_BYTES = 4 * 1024
-"""A body up to this size is checked and tokenized in the event loop: 2 ms at 2 MB/s. Longer ones go
-to a thread, so that they hold nobody up."""
-
-T = TypeVar("T")
-B = TypeVar("B", ChatBody, CompletionBody, TokenizeBody, DetokenizeBody)
-
-
-class EventStream(StreamingResponse):
-    """A stream of events that lets go of its request however it ends."""
-
-    def __init__(
-        self, writer: EventWriter, choices: Choices, stream: RequestStream, first: Pieces
-    ) -> None:
-        headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
-        content = events(writer, choices, stream, first)
-        super().__init__(content, headers=headers, media_type="text/event-stream")
-        self._stream = stream
-        self._choices = choices
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Sends the events."""
-        try:
-            await super().__call__(scope, receive, send)
-        finally:
-            self._stream.close()
-            notes = record_of(scope).notes
-            notes["completion_tokens"] = self._choices.completion_tokens
-            if self._choices.failure:
-                notes["failed"] = self._choices.failure
-
-
-Pieces = dict[int, Piece]
+from rebar.service.http.off_loop import OffLoop
+from rebar.service.http.reading import read_body
+from rebar.service.http.responses import ResponsesExchange
+from rebar.service.router import ModelService, ServiceRouter
+from rebar.service.tools import tools_of
+from rebar.service.wire import DetokenizeBody, TokenizeBody
+from rebar.service.wire_messages import CountTokensBody
 
 
 class Routes:
     """The handlers and what they share."""
 
-    def __init__(self, router: ServiceRouter, metrics: ServiceMetrics) -> None:
+    def __init__(self, router: ServiceRouter, metrics: ServiceMetrics, off_loop: OffLoop) -> None:
         self._router = router
         self._metrics = metrics
-        self._text_threads = ThreadPoolExecutor(2, thread_name_prefix="rebar-text")
-        self._grammar_thread = ThreadPoolExecutor(1, thread_name_prefix="rebar-check")
-        self._checker = GrammarChecker()
-
-    def close(self) -> None:
-        """Ends the text threads and the grammar checker."""
-        self._text_threads.shutdown(wait=False)
-        self._grammar_thread.shutdown(wait=False)
-        self._checker.close()
+        self._off_loop = off_loop
+        self._generating = Generating(router, off_loop)
 
     async def chat(self, request: Request) -> Response:
         """Answers a conversation, whole or as a stream of events."""
-        return await self._generate(request, ChatBody, CHAT)
+        return await self._generating.answer(request, ChatExchange)
 
     async def completions(self, request: Request) -> Response:
         """Continues a prompt. Control tokens in the prompt's text are parsed as control tokens."""
-        return await self._generate(request, CompletionBody, COMPLETION)
+        return await self._generating.answer(request, CompletionExchange)
 
-    async def _generate(
-        self, request: Request, form: type[ChatBody] | type[CompletionBody], dialect: Dialect
-    ) -> Response:
-        record = record_of(request.scope)
-        service, job = await self._validated(request, form)
-        job = with_urgency(job, request.headers, record.started)
-        record.notes.update(prompt_tokens=job.prompt_tokens, n=job.n)
-        choices, stream = Choices(job), service.submit(job.packets, record.started)
-        answer: Response | None = None
-        try:
-            answer = await self._answer(request, service, dialect, choices, stream)
-            return answer
-        finally:
-            if not isinstance(answer, EventStream):  # which lets go by itself, at its end
-                stream.close()
-                record.notes["completion_tokens"] = choices.completion_tokens
+    async def responses(self, request: Request) -> Response:
+        """Answers a conversation in the words of OpenAI's Responses. Nothing is stored."""
+        return await self._generating.answer(request, ResponsesExchange)
 
-    async def _validated(
-        self, request: Request, form: type[ChatBody] | type[CompletionBody]
-    ) -> tuple[ModelService, Job]:
+    async def messages(self, request: Request) -> Response:
+        """Answers a conversation in the words of Anthropic's Messages."""
+        return await self._generating.answer(request, MessagesExchange)
+
+    async def count_tokens(self, request: Request) -> Response:
+        """Tokens that POST /v1/messages would read for the same input."""
         raw = await read_body(request)
-        caller = record_of(request.scope).caller
 
-        def validate() -> tuple[ModelService, Job]:
-            body = decode_body(raw, form)
-            service = self._router.route(body.model)
-            if isinstance(body, ChatBody):
-                return service, service.validator.chat(body, caller)
-            return service, service.validator.completion(body, caller)
+        def work() -> bytes:
+            body = decode_body(raw, CountTokensBody)
+            validator = self._router.route(body.model).validator
+            count = from_input(body).told(
+                lambda chat: len(validator.prompt_of(chat, tools_of(chat)))
+            )
+            return msgspec.json.encode(TokenCount(count))
 
-        service, job = await self._off_loop(len(raw), validate)
-        if job.grammar:
-            loop = asyncio.get_running_loop()
-            await loop.run_in_executor(self._grammar_thread, self._checker.check, job.grammar)
-        return service, job
-
-    async def _answer(
-        self,
-        request: Request,
-        service: ModelService,
-        dialect: Dialect,
-        choices: Choices,
-        stream: RequestStream,
-    ) -> Response:
-        job, tokenizer = choices.job, service.model.tokenizer
-        first = await until_disconnect(request.receive, self._first(choices, stream))
-        prefix = "chatcmpl-" if dialect is CHAT else "cmpl-"
-        heading = Heading(prefix + secrets.token_hex(12), int(time.time()), job.model)
-        if job.stream:
-            writer = EventWriter(dialect, heading, tokenizer, choices)
-            return EventStream(writer, choices, stream, first)
-        pieces = await until_disconnect(request.receive, collect(choices, stream, first))
-        write = chat_answer if dialect is CHAT else completion_answer
-        return _json_response(write(heading, tokenizer, choices, pieces))
-
-    async def _first(self, choices: Choices, stream: RequestStream) -> Pieces:
-        """Waits for the first thing to show: until then a failure can still have a status of its
-        own.
-        """
-        pieces: Pieces = {}
-        while not any(piece.text or piece.calls or piece.finish for piece in pieces.values()):
-            for index, piece in (await choices.next(stream)).items():
-                pieces.setdefault(index, Piece()).add(piece)
-        return pieces
+        return _json_response(await self._off_loop.run(len(raw), work))
 
     async def request(self, request: Request, request_id: str) -> Response:
         """What happened to a recent request, by its X-Request-Id: when, and what it waited for."""
@@ -199,7 +111,7 @@ class Routes:
                 answer["token_strs"] = [raw.decode("utf-8", "replace") for raw in pieces]
             return msgspec.json.encode(answer)
 
-        return _json_response(await self._off_loop(len(raw), work))
+        return _json_response(await self._off_loop.run(len(raw), work))
 
     async def detokenize(self, request: Request) -> Response:
         """Text of token ids."""
@@ -211,17 +123,11 @@ class Routes:
             ids = service.validator.checked_ids(body.tokens, "tokens")
             return msgspec.json.encode({"prompt": service.model.tokenizer.decode(ids)})
 
-        return _json_response(await self._off_loop(len(raw), work))
+        return _json_response(await self._off_loop.run(len(raw), work))
 
     async def metrics(self) -> Response:
         """Numbers for Prometheus."""
         return Response(self._metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
-
-    async def _off_loop(self, size: int, work: Callable[[], T]) -> T:
-        """Runs `work`, in a thread when the body is long enough to hold up other clients."""
-        if size <= INLINE_BYTES:
-            return work()
-        return await asyncio.get_running_loop().run_in_executor(self._text_threads, work)
 
 
 def describe_model(service: ModelService) -> dict[str, object]:
@@ -240,12 +146,16 @@ def _json_response(body: bytes, status: int = 200) -> Response:
     return Response(body, status, media_type="application/json")
 
 
-def api_router(routes: Routes) -> APIRouter:
+def api_router(routes: Routes, embeddings: EmbeddingRoutes) -> APIRouter:
     """Every route with its place in the OpenAPI document."""
     api = APIRouter()
     post, get = api.post, api.get
     post("/v1/chat/completions", **openapi.CHAT)(routes.chat)
     post("/v1/completions", **openapi.COMPLETIONS)(routes.completions)
+    post("/v1/responses", **openapi.RESPONSES)(routes.responses)
+    post("/v1/messages", **openapi.MESSAGES)(routes.messages)
+    post("/v1/messages/count_tokens", **openapi.COUNT_TOKENS)(routes.count_tokens)
+    post("/v1/embeddings", **openapi.EMBEDDINGS)(embeddings.embeddings)
     get("/v1/requests/{request_id:path}", **openapi.REQUEST)(routes.request)
     get("/v1/models", **openapi.MODELS)(routes.models)
     get("/v1/models/{model:path}", **openapi.MODEL)(routes.model)

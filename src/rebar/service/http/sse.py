@@ -7,6 +7,7 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -18,6 +19,9 @@ from rebar.service.http.scores import CompletionScores, chat_logprobs
 from rebar.service.interfaces import TextTokenizer
 from rebar.service.router import RequestStream
 from rebar.service.tool_parser import CallPiece
+
+if TYPE_CHECKING:
+    from rebar.service.http.exchange import Writer
 
 log = logging.getLogger("rebar.service.request")
 
@@ -101,6 +105,10 @@ class EventWriter:
             end += b',"explanation":' + _json(explanation)
         return self._head + b',"choices":[]' + end + b"}\n\n" + DONE if end else DONE
 
+    def failure(self, error: Exception) -> bytes:
+        """What a stream says last when it cannot go on."""
+        return b"data: " + _json(ErrorBody(describe(error)[1])) + b"\n\n"
+
     def _event(
         self, index: int, middle: bytes, *, logprobs: bytes = b"null", finish: bytes = b"null"
     ) -> bytes:
@@ -131,13 +139,8 @@ def _call(part: CallPiece) -> bytes:
     return b'{"index":%d,"id":%b,"type":"function","function":{"name":%b,"arguments":""}}' % head
 
 
-def error_event(error: Exception) -> bytes:
-    """What a stream says last when it cannot go on."""
-    return b"data: " + _json(ErrorBody(describe(error)[1])) + b"\n\n"
-
-
 async def events(
-    writer: EventWriter, choices: Choices, stream: RequestStream, first: dict[int, Piece]
+    writer: Writer, choices: Choices, stream: RequestStream, first: dict[int, Piece]
 ) -> AsyncIterator[bytes]:
     """Every event of a stream whose first pieces have come. A failure is told in an event, then it
     ends.
@@ -154,4 +157,4 @@ async def events(
         if not isinstance(error, RebarError):
             log.exception("a stream failed")
         choices.failure = type(error).__name__
-        yield error_event(error)
+        yield writer.failure(error)

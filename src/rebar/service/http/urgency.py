@@ -7,19 +7,22 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import TypeVar
 
 import msgspec
 
 from rebar.errors import InputError
+from rebar.service.embedding_request import EmbeddingJob
 from rebar.service.messages import HIGH, LOW, NORMAL
 from rebar.service.validator import Job
 
 PRIORITIES = {"high": HIGH, "normal": NORMAL, "low": LOW}
 MAX_DEADLINE_MS = 86_400_000
+J = TypeVar("J", Job, EmbeddingJob)
 _NUMBER = re.compile(r"[1-9][0-9]{0,8}", re.ASCII)
 
 
-def with_urgency(job: Job, headers: Mapping[str, str], arrived: float) -> Job:
+def with_urgency(job: J, headers: Mapping[str, str], arrived: float) -> J:
     """The job with what the headers say. arrived: monotonic seconds, from which a deadline counts.
 
     Raises InputError for a header that means nothing.

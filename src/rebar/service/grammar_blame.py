@@ -1,0 +1,65 @@
+"""Where in a JSON schema is what cannot be used? A refusal that names the place can be acted on.
+
+Each part of the schema is tried alone, with the definitions of the whole, and the first one that is
+refused is gone into: the place is the deepest part that is refused by itself. Tries are counted,
+for a schema may have thousands of parts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import msgspec
+
+MAX_TRIES = 64
+_ONE = ("items", "additionalProperties", "not", "if", "then", "else", "contains", "propertyNames")
+_MANY = ("prefixItems", "anyOf", "allOf", "oneOf")
+_NAMED = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
+
+
+def place_of(grammar: str, reason_of: Callable[[str], str]) -> str:
+    """A JSON pointer into the schema of a refused grammar, "" for the whole or for no schema.
+
+    reason_of: why a grammar cannot be used, "" when it can.
+    """
+    try:
+        schema = msgspec.json.decode(grammar)["grammars"][0]["json_schema"]
+    except (msgspec.DecodeError, LookupError, TypeError):
+        return ""
+    rules = {key: schema[key] for key in ("x-guidance", "$defs", "definitions") if key in schema}
+    tries = MAX_TRIES
+
+    def refused(part: object) -> bool:
+        nonlocal tries
+        tries -= 1
+        alone = {**rules, **part} if isinstance(part, dict) else part
+        text = msgspec.json.encode({"grammars": [{"json_schema": alone}]}).decode()
+        return bool(reason_of(text))
+
+    place, part = "", schema
+    while tries > 0:
+        found = next(
+            ((way, child) for way, child in parts(part) if tries > 0 and refused(child)), None
+        )
+        if found is None:
+            break
+        place, part = place + found[0], found[1]
+    return place
+
+
+def parts(schema: object) -> Iterator[tuple[str, Any]]:
+    """The schemas directly inside, each with its pointer from here."""
+    if not isinstance(schema, dict):
+        return
+    for name in _ONE:
+        if isinstance(schema.get(name), dict):
+            yield f"/{name}", schema[name]
+    for name in _MANY:
+        if isinstance(schema.get(name), list):
+            yield from ((f"/{name}/{i}", part) for i, part in enumerate(schema[name]))
+    for name in _NAMED:
+        if isinstance(schema.get(name), dict):
+            for key, part in schema[name].items():
+                escaped = key.replace("~", "~0").replace("/", "~1")  # RFC 6901
+                yield f"/{name}/{escaped}", part

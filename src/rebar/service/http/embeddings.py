@@ -1,0 +1,114 @@
+"""POST /v1/embeddings: vectors of texts, through the same queue and steps as every answer."""
+
+from __future__ import annotations
+
+import base64
+from typing import Literal
+
+import msgspec
+from fastapi import Request, Response
+
+from rebar.service.body import decode_body
+from rebar.service.embedding import shortened
+from rebar.service.embedding_request import EmbeddingJob, embedding_job
+from rebar.service.http.errors import error_of
+from rebar.service.http.middleware import record_of
+from rebar.service.http.off_loop import OffLoop
+from rebar.service.http.reading import read_body, until_disconnect
+from rebar.service.http.urgency import with_urgency
+from rebar.service.messages import RequestPacket
+from rebar.service.router import ModelService, ServiceRouter
+from rebar.service.wire import EmbeddingBody
+
+WAVE = 64
+"""Texts of one request that are queued at a time: a request of 2,048 leaves room for others."""
+
+
+class EmbeddingUsage(msgspec.Struct):
+    """Tokens of all texts."""
+
+    prompt_tokens: int
+    total_tokens: int
+
+
+class Embedding(msgspec.Struct):
+    """One text's vector: numbers, or their float32 bytes (little-endian) in base64."""
+
+    embedding: list[float] | str
+    index: int
+    object: Literal["embedding"] = "embedding"
+
+
+class EmbeddingList(msgspec.Struct):
+    """The answer of POST /v1/embeddings, in the order of the texts."""
+
+    data: list[Embedding]
+    model: str
+    usage: EmbeddingUsage
+    object: Literal["list"] = "list"
+
+
+class EmbeddingRoutes:
+    """The handler and what it needs."""
+
+    def __init__(self, router: ServiceRouter, off_loop: OffLoop) -> None:
+        self._router = router
+        self._off_loop = off_loop
+
+    async def embeddings(self, request: Request) -> Response:
+        """One vector of length 1 for each text: its hidden states behind the final norm, their
+        mean or the last one. A text's vector does not depend on the others. GET
+        /v1/requests/{id} tells of the latest 64 texts.
+        """
+        raw = await read_body(request)
+        record = record_of(request.scope)
+
+        def validate() -> tuple[ModelService, EmbeddingJob]:
+            body = decode_body(raw, EmbeddingBody)
+            service = self._router.route(body.model)
+            return service, embedding_job(service.validator, body, record.caller)
+
+        service, job = await self._off_loop.run(len(raw), validate)
+        job = with_urgency(job, request.headers, record.started)
+        record.notes.update(prompt_tokens=job.prompt_tokens, inputs=len(job.packets))
+        vectors = await until_disconnect(
+            request.receive, self._vectors(service, job.packets, record.started)
+        )
+        answer = await self._off_loop.run(len(vectors) * 4096, lambda: answer_of(job, vectors))
+        return Response(answer, media_type="application/json")
+
+    async def _vectors(
+        self, service: ModelService, packets: list[RequestPacket], started: float
+    ) -> list[bytes]:
+        wave = min(WAVE, service.model.limits.max_open)
+        vectors: list[bytes] = []
+        for begin in range(0, len(packets), wave):
+            vectors += await _wave(service, packets[begin : begin + wave], started)
+        return vectors
+
+
+async def _wave(service: ModelService, packets: list[RequestPacket], started: float) -> list[bytes]:
+    """The vectors of some texts, in order. Raises the error of one that failed."""
+    stream = service.submit(packets, started)
+    found: dict[int, bytes] = {}
+    try:
+        while not stream.done:
+            for delta in await stream.next():
+                if delta.failure is not None:
+                    raise error_of(delta.failure)
+                found[stream.index(delta)] = delta.vector
+    finally:
+        stream.close()
+    return [found[packet.index] for packet in packets]
+
+
+def answer_of(job: EmbeddingJob, vectors: list[bytes]) -> bytes:
+    """The JSON of the answer."""
+    listed = [Embedding(_written(job, vector), i) for i, vector in enumerate(vectors)]
+    usage = EmbeddingUsage(job.prompt_tokens, job.prompt_tokens)
+    return msgspec.json.encode(EmbeddingList(listed, job.model, usage))
+
+
+def _written(job: EmbeddingJob, vector: bytes) -> list[float] | str:
+    numbers = shortened(vector, job.dimensions)
+    return base64.b64encode(numbers.tobytes()).decode() if job.base64 else numbers.tolist()
