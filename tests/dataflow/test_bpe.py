@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 import unicodedata
 from dataclasses import replace
 
@@ -92,7 +93,7 @@ SPLITS = {
 
 @pytest.mark.parametrize("pre", PRES)
 def test_each_pre_tokenizer_splits_its_own_way(pre: str) -> None:
-    """An engine that read only the merges split every text like GPT-2: other ids, no warning."""
+    """A-a6: who read only the merges split every text like GPT-2: other ids, no warning."""
     text = "12345 don't  \n\n x"
     assert pieces(pre, text) == SPLITS[pre]
     expected = [i for piece in SPLITS[pre] for i in naive_bpe(bpe_data(pre), piece)]
@@ -101,8 +102,28 @@ def test_each_pre_tokenizer_splits_its_own_way(pre: str) -> None:
 
 @pytest.mark.parametrize("pre", ["no-such-pre", "default", ""])
 def test_an_unknown_pre_tokenizer_is_refused_by_name(pre: str) -> None:
+    """A-a6: never the rules of GPT-2 for want of others."""
     with pytest.raises(UnsupportedModelError, match=r"gpt-2, smollm, qwen2, llama-bpe"):
         build_vocabulary(replace(bpe_data(), pre=pre))
+
+
+@pytest.mark.parametrize("letter", ["a", " ", "\n", "é", "1", "世"])
+@pytest.mark.parametrize("pre", PRES)
+def test_the_time_of_one_long_word_grows_with_its_length(pre: str, letter: str) -> None:
+    """A-a7: merging was quadratic, or the pattern went back over everything. Eight times the text:
+    quadratic work would take 64 times as long; caches too small for it make it some 16 here.
+    """
+    tokenizer = bpe(pre)
+
+    def seconds(count: int) -> float:
+        text, best = letter * count, 1e9
+        for _ in range(5):
+            began = time.thread_time()
+            tokenizer.encode(text)
+            best = min(best, time.thread_time() - began)
+        return best
+
+    assert seconds(200_000) / seconds(25_000) < 40
 
 
 def test_control_tokens_come_from_text_only_when_asked_for() -> None:

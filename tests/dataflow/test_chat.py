@@ -217,6 +217,7 @@ def test_deep_nesting_is_refused_at_a_fixed_depth() -> None:
 
 
 def test_messages_are_not_changed() -> None:
+    """A-g1: a template cannot reach what a caller or the server still needs."""
     messages, tools = conversation(EVIL)
     before = copy.deepcopy((messages, tools))
     chat(
@@ -273,7 +274,7 @@ HOSTILE = [
 
 @pytest.mark.parametrize("source", HOSTILE, ids=range(len(HOSTILE)))
 def test_a_hostile_template_is_refused_before_it_costs(source: str) -> None:
-    """Limits are counts of steps and characters, so this fails the same way on every machine."""
+    """A-g1: limits are counts of steps and characters: this fails the same way everywhere."""
     with pytest.raises(InputError, match="chat template"):
         chat(source + "{{ messages[0].content }}").render([user("hi")])
 
@@ -306,6 +307,7 @@ def test_a_refusal_carries_the_templates_words() -> None:
 
 
 def test_the_helpers_of_hugging_face_templates_work() -> None:
+    """A-g2: namespaces, loop controls, strftime_now, what is not defined."""
     template = (
         "{%- set ns = namespace(n=0) -%}"
         "{%- for m in messages -%}{%- if m.role == 'tool' -%}{%- continue -%}{%- endif -%}"

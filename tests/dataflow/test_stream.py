@@ -103,7 +103,7 @@ def test_stop_strings_cut_where_the_first_one_is_complete(text: str, stop: list[
     stop=st.text(st.sampled_from("ab"), min_size=1, max_size=6),
 )
 def test_only_the_beginning_of_a_stop_is_held(text: str, stop: str) -> None:
-    """Servers held back len(stop) characters of everything; here just the stop's beginning."""
+    """A-b2: len(stop) characters of everything were held back; here just the stop's beginning."""
     stream, shown = TextStream(bpe(), (stop,)), ""
     for n, id_ in enumerate(byte_ids(text.encode()), 1):
         shown += stream.push(id_)

@@ -109,7 +109,7 @@ def test_log_probabilities_are_always_json_numbers() -> None:
 
 
 def test_padding_is_never_sampled_nor_looked_at() -> None:
-    """Embedding rows beyond the tokenizer's size have logits too."""
+    """A-c5: Embedding rows beyond the tokenizer's size have logits too."""
     logits = np.full((3, 64), INFINITY, np.float32)
     logits[1, 50:] = math.nan
     logits[:, :50] = gaussian(3, 50)

@@ -160,11 +160,9 @@ def running(
 @contextlib.contextmanager
 def probed(service: ModelService, limits: TimeLimits | None = None) -> Iterator[Served]:
     """A server for `service`; PROBE before and after."""
-    with running(service, limits) as port:
-        client = Served(service, port)
+    with running(service, limits) as port, contextlib.closing(Served(service, port)) as client:
         yield client
         client.probe()
-        client.close()
 
 
 @contextlib.contextmanager
@@ -177,11 +175,12 @@ def serving(
 ) -> Iterator[Live]:
     """Runs a server for the scripted model; PROBE before and after. key: what its client sends."""
     service = service or scripted_service(runner)
-    with running(service, limits, access) as port:
-        live = Live(service, runner, port, key)
+    with (
+        running(service, limits, access) as port,
+        contextlib.closing(Live(service, runner, port, key)) as live,
+    ):
         yield live
         live.probe()
-        live.close()
     assert runner.closed
 
 

@@ -150,6 +150,7 @@ def test_usage_in_a_stream(
 
 
 def test_stream_options_without_stream(live: Live) -> None:
+    """A-b6: an option of streams means nothing without one."""
     answer = live.chat(stream_options={"include_usage": True})
     assert answer.status_code == 400
     assert answer.json()["error"]["param"] == "stream_options"

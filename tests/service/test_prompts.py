@@ -68,10 +68,86 @@ def test_long_text_is_refused_quickly_and_holds_nobody_up(live: Live) -> None:
     assert time.monotonic() - started < 2
 
 
-def test_template_refusal_is_the_callers_error(live: Live) -> None:
-    """A-g2: raise_exception of a template surfaced as a 500."""
-    error = refused(live, CHAT, '{"messages":[{"role":"assistant","content":"x"}]}', "messages")
-    assert "begin with the assistant" in str(error["message"])
+ALTERNATING = (
+    "{% set turns = messages[1:] if messages[0].role == 'system' else messages %}"
+    "{% for m in turns %}{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}"
+    "{{ raise_exception('Roles must alternate.') }}{% endif %}{% endfor %}"
+)
+
+
+@pytest.mark.parametrize(
+    ("roles", "words"),
+    [
+        (["user", "user"], "Roles must alternate"),
+        (["assistant"], "Roles must alternate"),
+        (["system", "system", "user"], "Roles must alternate"),
+        (["tool"], "Roles must alternate"),
+        (["wizard"], "role"),
+        ([None], "role"),
+        (["user"], None),
+        (["system", "user", "assistant", "user"], None),
+    ],
+)
+def test_what_a_template_refuses(roles: list[str | None], words: str | None) -> None:
+    """A-g2: raise_exception surfaced as a 500 and woke somebody up. Roles that do not exist are
+    refused before anything is rendered; what the helpers of templates do is rendered.
+    """
+    runner = ScriptedRunner(list(b"ok"))
+    helpers = (
+        "{%- set n = namespace(a=0) -%}{%- for m in messages -%}{%- set n.a = n.a + 1 -%}"
+        "{%- if loop.index > 9 -%}{%- break -%}{%- endif -%}{%- endfor -%}"
+        "{{ strftime_now('%Y')[:0] }}{{ not_defined }}"
+    )
+    service = scripted_service(runner, template=helpers + ALTERNATING + TEMPLATE.strip())
+    messages = [{"role": role, "content": f"text {i}"} for i, role in enumerate(roles)]
+    if roles == [None]:
+        del messages[0]["role"]
+    with serving(runner, service) as live:
+        for path in (CHAT, "/tokenize"):
+            if words is not None:
+                error = refused(live, path, json.dumps({"messages": messages}))
+                assert words in str(error["message"])
+            else:
+                assert live.http.post(path, json={"messages": messages}).status_code == 200
+
+
+HOSTILE = [
+    "{{ ''.__class__.__mro__[1].__subclasses__() }}",
+    "{{ lipsum.__globals__ }}",
+    "{{ cycler.__init__.__globals__ }}",
+    "{{ messages.append(1) }}",
+    "{% include '/etc/passwd' %}",
+    "{{ 'x'*10**9 }}",
+    "{% for i in range(10**9) %}{% endfor %}",
+]
+
+
+@pytest.mark.parametrize("template", HOSTILE)
+def test_a_template_of_a_model_cannot_do_anything(template: str) -> None:
+    """A-g1: it was rendered without a sandbox in one place of several. These are all of ours:
+    chat, also with tools and in a stream, and tokenize. Nothing renders while a model is loaded.
+    """
+    runner = ScriptedRunner(list(b"ok"))
+    with serving(runner, scripted_service(runner, template=template + TEMPLATE.strip())) as live:
+        for path, fields in (
+            (CHAT, {}),
+            (CHAT, {"stream": True}),
+            (CHAT, {"tools": [{"type": "function", "function": {"name": "f"}}]}),
+            ("/tokenize", {}),
+        ):
+            body = {"messages": [{"role": "user", "content": "hi"}], **fields}
+            error = refused(live, path, json.dumps(body))
+            assert "chat template" in str(error["message"])
+            assert "root:" not in str(error["message"])
+        assert said(live.complete(max_tokens=4))[0] == "ok"
+
+
+@pytest.mark.parametrize("field", ["chat_template", "chat_template_kwargs", "template"])
+def test_a_template_in_a_request_is_refused(live: Live, field: str) -> None:
+    """A-g1: whoever asks does not bring code."""
+    for path in (CHAT, "/tokenize"):
+        body = {"messages": [{"role": "user", "content": "hi"}], field: "{{ 7 * 7 }}"}
+        refused(live, path, json.dumps(body), field)
 
 
 @pytest.mark.parametrize(

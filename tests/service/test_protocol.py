@@ -165,7 +165,7 @@ ENDLESS = {
 
 @pytest.mark.parametrize("what", ENDLESS)
 def test_a_head_without_end(processes: RebarProcess, what: str) -> None:
-    """The parser has no limit, and the time limit let a gigabyte a second in for half a minute."""
+    """A-c9: the parser has no limit; the time limit let gigabytes in for half a minute."""
     before = processes.resident_bytes()
     begin, more = ENDLESS[what]
     sent = 0

@@ -214,7 +214,7 @@ def smollm2(smollm2_path: Path) -> ModelService:
 
 
 def test_smollm2_with_the_openai_client(smollm2: ModelService) -> None:
-    """The main job: a real model answers the official client, alone or together."""
+    """A-a7: The main job: a real model answers the official client, alone or together."""
 
     async def main(url: str) -> None:
         async with openai.AsyncOpenAI(base_url=url, api_key="none", max_retries=0) as client:

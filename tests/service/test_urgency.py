@@ -86,6 +86,58 @@ def test_a_deadline_that_cannot_be_met() -> None:
         assert met.status_code == 200
 
 
+def test_a_high_request_does_not_wait_for_a_low_one() -> None:
+    """A-e7: one place, held by a long low request; the high one goes first, the low one after it
+    to its end, with what it had said.
+    """
+    runner = ScriptedRunner(slow=0.01, choose=lambda s, p: 97 if p < 90 else END)
+    with serving(runner, scripted_service(runner, max_running=1)) as live:
+        ended: list[str] = []
+
+        def run(priority: str, max_tokens: int) -> None:
+            answer = ask(live, {"X-Priority": priority}, max_tokens=max_tokens)
+            assert answer.json()["choices"][0]["text"] == "a" * max_tokens
+            ended.append(priority)
+
+        low = threading.Thread(target=run, args=("low", 80))
+        low.start()
+        wait_for(lambda: live.service.stats.running == 1)
+        for _ in range(3):
+            run("high", 5)
+        assert ended == ["high"] * 3
+        low.join(20)
+        assert ended[-1] == "low"
+        assert live.service.stats.preemptions > 0
+
+
+def test_a_low_request_is_not_starved(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A-e7: one place, and high requests without a pause. A low one starts when it has aged, here
+    after half a second for each step of priority instead of a minute.
+    """
+    monkeypatch.setattr("rebar.service.generation.PATIENCE_SECONDS", 0.5)
+    runner = ScriptedRunner(slow=0.005, choose=lambda s, p: 97)
+    with serving(runner, scripted_service(runner, max_running=1)) as live:
+        done = threading.Event()
+
+        def pester() -> None:
+            with httpx.Client(base_url=live.url, trust_env=False, timeout=20) as http:
+                while not done.is_set():
+                    http.post(PLAIN, json={"prompt": "hi", "max_tokens": 5},
+                              headers={"X-Priority": "high"})  # fmt: skip
+
+        pests = [threading.Thread(target=pester) for _ in range(4)]
+        for pest in pests:
+            pest.start()
+        wait_for(lambda: live.service.open >= 4)
+        low = ask(live, {"X-Priority": "low"}, max_tokens=5, explain=True)
+        done.set()
+        for pest in pests:
+            pest.join()
+        assert low.status_code == 200
+        (told,) = low.json()["explanation"]
+        assert told["waits"].get("order", 0) + told["waits"].get("place", 0) > 0.3, "void: no queue"
+
+
 def test_why_it_waited_in_the_answer(live: Live) -> None:
     """When asked for, streamed or whole; else nothing is said of it."""
     live.runner.choose = lambda s, p: 97 if p < 3 + s.prompt else END

@@ -1,4 +1,4 @@
-"""rebar bench engine, rebar bench machine"""
+"""rebar bench engine, rebar bench machine, rebar bench serve"""
 
 from __future__ import annotations
 
@@ -7,12 +7,17 @@ from typing import Annotated
 
 from cyclopts import App, Parameter
 
+from rebar.cli.load import LoadFlags
 from rebar.cli.models import open_named
 from rebar.cli.options import DEFAULT_MODEL, EngineFlags, Json, Model, Offline
 from rebar.cli.output import emit, note
 from rebar.cli.settings import places
 
-bench = App(name="bench", help="Measure the engine on this machine.", version_flags=[])
+bench = App(
+    name="bench",
+    help="Measure this machine, the engine on it, or a running server.",
+    version_flags=[],
+)
 
 
 @bench.command
@@ -62,6 +67,28 @@ def engine(
         emit(facts, json=True)
     else:
         sys.stdout.write("\n".join(table(facts)) + "\n")
+
+
+@bench.command
+def serve(
+    url: Annotated[str, Parameter(help="Of any server with the OpenAI API.")],
+    *,
+    flags: LoadFlags | None = None,
+    find_rate: Annotated[
+        bool, Parameter(help="Search the highest rate that keeps the service level.")
+    ] = False,
+    json: Json = False,
+) -> int:
+    """Load on a running server, as users make it: Poisson arrivals, streams read as they come.
+
+    Prints TTFT, ITL, TPOT and E2E (P50 to P99, formulas below the table), goodput under --slo,
+    errors by cause and refusals. Ctrl-C ends it with what there is. With --find-rate: the highest
+    rate at which P99 TTFT is under 350 ms (or --slo ttft=...), errors under 0.3 % and the cores
+    more than 65 % busy.
+    """
+    from rebar.cli.load import find, measure
+
+    return (find if find_rate else measure)(url, flags or LoadFlags(), json=json)
 
 
 def _report(line: str) -> None:

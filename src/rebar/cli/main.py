@@ -25,7 +25,7 @@ VERBS = {
     "tokenize": "Show the token ids of a text.",
     "convert": "Write a model as a .rebar file.",
     "inspect": "Show what is in a model file.",
-    "bench": "Measure the engine on this machine.",
+    "bench": "Measure this machine, the engine on it, or a running server.",
     "doctor": "Check machine, installation and cache; each finding has its next step.",
     "version": "Show the versions of Rebar and of what it runs on.",
 }

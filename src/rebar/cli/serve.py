@@ -9,15 +9,17 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 
 from rebar.cli import STARTED
+from rebar.cli.notify import tell_manager
 from rebar.cli.options import (
     DEFAULT_MODEL,
     AccessFlags,
-    EngineFlags,
+    AnswerFlags,
     Host,
     LimitFlags,
     Model,
     Offline,
     Port,
+    QueueFlags,
 )
 from rebar.cli.output import note, progress, timed
 from rebar.cli.settings import places
@@ -35,7 +37,8 @@ def serve(
     host: Host = "127.0.0.1",
     port: Port = 8000,
     api_model_name: Annotated[str | None, Parameter(help="Name that clients use.")] = None,
-    flags: EngineFlags | None = None,
+    flags: AnswerFlags | None = None,
+    queue: QueueFlags | None = None,
     limits: LimitFlags | None = None,
     access: AccessFlags | None = None,
     offline: Offline = False,
@@ -51,19 +54,23 @@ def serve(
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
 
     def load() -> ModelService:
-        return _load(model, api_model_name or model, flags or EngineFlags(), offline)
+        name = api_model_name or model
+        return _load(model, name, flags or AnswerFlags(), queue or QueueFlags(), offline)
 
     def ready(url: str) -> None:
         seconds = time.perf_counter() - STARTED
         note(f"ready      {seconds:.2f} s after the start: {url}, described by /openapi.json")
         note(CURL.format(url=url))
+        tell_manager("READY=1")
 
     waits = (limits or LimitFlags()).time_limits()
     who = (access or AccessFlags()).access()
     run(load, host=host, port=port, limits=waits, access=who, on_ready=ready)
 
 
-def _load(model: str, name: str, flags: EngineFlags, offline: bool) -> ModelService:
+def _load(
+    model: str, name: str, flags: AnswerFlags, queue: QueueFlags, offline: bool
+) -> ModelService:
     """The model in an engine process; says what the machine and the plan are, and how long each
     phase took.
     """
@@ -86,7 +93,7 @@ def _load(model: str, name: str, flags: EngineFlags, offline: bool) -> ModelServ
         file = open_source(source, where.cache, shown)
     for line in plan_memory(file, options, device.budget).lines():
         note(f"  {line}")
-    spec = spec_of(file, options)
+    spec = spec_of(file, options, queue.max_running, queue.max_waiting, flags.guesses)
     with timed("engine"):
         first = EngineProcess(spec)
     served = open_served(file, first.ready.limits, name=name)

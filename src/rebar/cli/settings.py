@@ -25,10 +25,14 @@ MODEL = {"model", "offline", "threads", "memory", "max_context", "kv_tokens", "k
 SAMPLING = {"max_tokens", "temperature", "top_p", "top_k", "min_p", "seed", "stop"}
 SERVING = {"host", "port", "api_model_name"}
 SERVING |= {"api_key", "api_keys_file", "cors_origin"}
+SERVING |= {"max_running", "max_waiting"}
 SERVING |= {"drain_timeout", "request_timeout", "write_timeout", "read_timeout"}
 OTHERS = {"prompt", "text", "source", "target", "system", "chat", "special", "force", "json"}
-OTHERS |= {"only", "repeats"}
-FLAGS = frozenset(MODEL | SAMPLING | SERVING | OTHERS)
+OTHERS |= {"only", "repeats", "speculation"}
+LOAD = {"url", "rate", "concurrency", "requests", "duration", "prompt_tokens", "output_tokens"}
+LOAD |= {"shared_tokens", "ignore_eos", "route", "extra", "leave", "slo", "timeout", "warm_up"}
+LOAD |= {"find_rate"}
+FLAGS = frozenset(MODEL | SAMPLING | SERVING | OTHERS | LOAD)
 PLACES = frozenset(["cache", "isa"])
 
 

@@ -21,7 +21,8 @@ from typing import TYPE_CHECKING, NoReturn
 
 import rebar.errors
 from rebar.errors import EngineError, RebarError
-from rebar.service.frames import FrameReader, frame, receive
+from rebar.service.collector import settle
+from rebar.service.frames import FrameReader, frame, leave_with, receive
 from rebar.service.messages import (
     Beat,
     EngineSpec,
@@ -119,6 +120,7 @@ def main() -> NoReturn:
     )
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     sock = socket.socket(fileno=os.dup(0))
+    leave_with(sock)
     with open(os.devnull, "rb") as nothing:
         os.dup2(nothing.fileno(), 0)
     orders = FrameReader(Orders)
@@ -143,19 +145,25 @@ class _Engine:
         try:
             spec = self.spec
             file = open_model(Path(spec.path))
-            loaded = load_engine(file, spec.options, spec.max_running, spec.max_waiting)
+            loaded = load_engine(
+                file,
+                spec.options,
+                spec.max_running,
+                spec.max_waiting,
+                speculation=spec.speculation,
+            )
             warm_up(loaded.engine.runner)
         except RebarError as error:
             self.send(Refused(type(error).__name__, str(error)))
             return
         worker = EngineWorker(loaded.engine, self.send)
+        settle()
         self.send(Ready(loaded.limits, loaded.engine.stats()))
         worker.start()
         threading.Thread(target=self._beat, args=(worker,), daemon=True).start()
         while given := receive(self.sock, orders):
             for order in given:
                 worker.give(order)
-        worker.stop(timeout=5.0)
 
     def _beat(self, worker: EngineWorker) -> None:
         while True:

@@ -6,8 +6,11 @@ frame that cannot be read is a fault of ours and ends the connection.
 
 from __future__ import annotations
 
+import os
+import select
 import socket
 import struct
+import threading
 from types import UnionType
 from typing import Generic, TypeVar
 
@@ -70,3 +73,17 @@ def receive(sock: socket.socket, reader: FrameReader[M]) -> list[M]:
             return []
         if found := reader.feed(data):
             return found
+
+
+def leave_with(sock: socket.socket) -> None:
+    """Ends this process as soon as the other end of `sock` is gone, whatever it is busy with: it
+    may be loading for minutes, or compiling something without end, and nobody would ever hear.
+    """
+
+    def watch() -> None:
+        gone = select.poll()
+        gone.register(sock, select.POLLRDHUP)
+        gone.poll()
+        os._exit(0)
+
+    threading.Thread(target=watch, name="rebar-leave", daemon=True).start()

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from typing import NoReturn
 
 from rebar.errors import RebarError
-from rebar.service.frames import FrameReader, frame, receive
+from rebar.service.frames import FrameReader, frame, leave_with, receive
 from rebar.service.grammar import limits, refusal, sentence_of
 from rebar.service.grammar_blame import place_of
 from rebar.service.schema_places import at_pointer
@@ -101,6 +101,7 @@ class GrammarChecker:
 def main() -> NoReturn:
     """Answers each grammar on standard input with what is wrong with it, "" for nothing."""
     sock = socket.socket(fileno=0)
+    leave_with(sock)
     from llguidance import LLMatcher, LLTokenizer
 
     tables = LLTokenizer("byte")

@@ -18,6 +18,8 @@ from types import FrameType
 import uvicorn
 
 from rebar.errors import InputError
+from rebar.hal.processes import allow_connections
+from rebar.service.collector import settle
 from rebar.service.http.access import Access
 from rebar.service.http.app import create_app
 from rebar.service.http.connection import ServerConfig
@@ -67,8 +69,10 @@ def serve(
     Raises InputError for a port that cannot be had, and whatever `load` raises.
     """
     sock = bind(host, port)
+    allow_connections()
     with contextlib.closing(sock):
         router = ServiceRouter([load()])
+        settle()
         server = GracefulServer(router, Lifecycle(limits), on_ready, access)
         server.run(sockets=[sock])
 

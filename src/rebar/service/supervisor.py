@@ -23,6 +23,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from rebar.errors import EngineError, RebarError
+from rebar.hal.processes import process_cpu_seconds
 from rebar.service.engine_process import EngineProcess
 from rebar.service.frames import frame
 from rebar.service.messages import (
@@ -61,6 +62,8 @@ COUNTERS = (
     "preemptions",
     "evictions",
     "expired",
+    "draft_tokens",
+    "accepted_tokens",
 )
 
 
@@ -107,6 +110,7 @@ class EngineSupervisor:
         self._process: EngineProcess | None = first
         self._open: dict[int, Told] = {}
         self._past = EngineStats()  # counters of the processes that ended
+        self._past_cpu = 0.0
         self._stats = first.ready.stats
         self._progress = False  # whether this process has brought anything
         self._doubted: deque[int] = deque()  # open choices it has not been given
@@ -127,6 +131,11 @@ class EngineSupervisor:
     def pid(self) -> int | None:
         """Of the engine process; None while the next one starts."""
         return self._process.pid if self._process is not None else None
+
+    @property
+    def cpu_seconds(self) -> float:
+        """Processor time of this engine process and of those before it."""
+        return self._past_cpu + (process_cpu_seconds(self.pid) or 0.0 if self.pid else 0.0)
 
     def start(self) -> None:
         """Begins to listen, in the running loop."""
@@ -190,6 +199,9 @@ class EngineSupervisor:
             with contextlib.suppress(OSError):
                 writer.close()
             if not self._stopping:
+                process.process.kill()
+                # Before its exit status is taken: then the kernel forgets it.
+                self._past_cpu += process_cpu_seconds(process.pid) or 0.0
                 self._process = None
                 process.kill()
 

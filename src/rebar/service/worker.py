@@ -79,6 +79,11 @@ class EngineWorker:
         """This process."""
         return os.getpid()
 
+    @property
+    def cpu_seconds(self) -> float:
+        """It is this process's own time."""
+        return 0.0
+
     def _main(self) -> None:
         engine = self.engine
         while not self._stopping:

@@ -69,12 +69,13 @@ COUNTS = {
 
 @pytest.mark.parametrize("what", COUNTS)
 def test_counts_and_lengths_are_not_trusted(tmp_path: Path, what: str) -> None:
-    """A 160-byte file made readers allocate gigabytes."""
+    """A-f1: A 160-byte file made readers allocate gigabytes."""
     with refused(what, CorruptFileError):
         opened(tmp_path, COUNTS[what])
 
 
 def test_nested_arrays(tmp_path: Path) -> None:
+    """A-f1: a thousand arrays in arrays."""
     raw = head(0, 1) + text("k") + struct.pack("<I", 9) + struct.pack("<IQ", 9, 1) * 1000
     with refused("array of arrays", UnsupportedModelError):
         opened(tmp_path, raw)
@@ -88,7 +89,7 @@ def test_unknown_value_types(tmp_path: Path, kind: int) -> None:
 
 
 def test_truncated_anywhere(tmp_path: Path) -> None:
-    """Every length below 512, 20 lengths further on and the last byte: never a struct.error
+    """A-f1: Every length below 512, 20 lengths further on and the last byte: never a struct.error
     or IndexError.
     """
     raw = gguf_bytes(KEYS, TENSORS)
@@ -108,6 +109,7 @@ def test_empty_file(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("raw", [b"GGUF\0\0\0\3" + b"\0" * 16, b"GGUF\0\0\0\2" + b"\xff" * 64])
 def test_big_endian_files_are_told_apart(tmp_path: Path, raw: bytes) -> None:
+    """A-f4: such a file's counts were read backwards."""
     with refused("big-endian", UnsupportedModelError):
         opened(tmp_path, raw)
 
@@ -137,7 +139,7 @@ DAMAGED: dict[str, tuple[list[Tensor], type[ModelFileError], str]] = {
 
 @pytest.mark.parametrize("what", DAMAGED)
 def test_the_tensor_table_is_not_trusted(tmp_path: Path, what: str) -> None:
-    """The product of dims once wrapped to 0, an offset once pointed past the end; the message
+    """A-f2: The product of dims once wrapped to 0, an offset once pointed past the end; the message
     names the tensor.
     """
     tensors, kind, match = DAMAGED[what]
@@ -156,11 +158,13 @@ def test_the_tensor_table_is_not_trusted(tmp_path: Path, what: str) -> None:
     ],
 )  # fmt: skip
 def test_alignment_rules(tmp_path: Path, kind: str, value: object) -> None:
+    """A-f3: 0 divided by, 2^30 padded, a text taken for a number."""
     with refused(r"general\.alignment", CorruptFileError):
         opened(tmp_path, gguf_bytes([("general.alignment", kind, value), *KEYS], TENSORS))
 
 
 def test_a_key_twice(tmp_path: Path) -> None:
+    """A-f3: which of two values holds?"""
     keys = [("general.alignment", "u32", 32), ("general.alignment", "u32", 64), *KEYS]
     with refused("twice", CorruptFileError):
         opened(tmp_path, gguf_bytes(keys, TENSORS))
@@ -203,6 +207,7 @@ WRONG_KEYS: dict[str, tuple[list[Key], str]] = {
 
 @pytest.mark.parametrize("what", WRONG_KEYS)
 def test_keys_are_checked(tmp_path: Path, what: str) -> None:
+    """A-f2: counts of layers and the like that the tensors contradict."""
     keys, match = WRONG_KEYS[what]
     with refused(match):
         opened(tmp_path, gguf_bytes(keys, TENSORS))

@@ -67,6 +67,7 @@ BROKEN: dict[str, tuple[bytes, str]] = {
 
 @pytest.mark.parametrize("what", BROKEN)
 def test_headers_are_not_trusted(tmp_path: Path, what: str) -> None:
+    """A-f5: eight bytes of length made a reader allocate what they said."""
     raw, match = BROKEN[what]
     path = tmp_path / "x.safetensors"
     path.write_bytes(raw)
@@ -130,7 +131,7 @@ def sharded(tmp_path: Path) -> tuple[Path, dict[str, Any]]:
     ],
 )  # fmt: skip
 def test_an_index_cannot_leave_its_folder(tmp_path: Path, target: str) -> None:
-    """The file it names is a valid one and must not even be opened: its access time stays."""
+    """A-f6: The file it names is a valid one and must not even be opened: its access time stays."""
     folder, index = sharded(tmp_path)
     other = tmp_path / "other" / "model.safetensors"
     other.parent.mkdir()
@@ -173,6 +174,7 @@ def test_a_pipe_in_place_of_a_model_does_not_block(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("value", [5, None, ["x"], {"a": "b"}])
 def test_index_values_must_be_names(tmp_path: Path, value: object) -> None:
+    """A-f6: what is no name is no file."""
     folder, index = sharded(tmp_path)
     index["weight_map"]["model.norm.weight"] = value
     write_json(folder / INDEX, index)
@@ -181,6 +183,7 @@ def test_index_values_must_be_names(tmp_path: Path, value: object) -> None:
 
 
 def test_missing_and_extra_are_named(tmp_path: Path) -> None:
+    """A-f6: a shard that lacks what the index says, or brings more."""
     folder, index = sharded(tmp_path)
     first, second = sorted(set(index["weight_map"].values()))
     in_first = next(name for name, file in index["weight_map"].items() if file == first)
@@ -195,6 +198,7 @@ def test_missing_and_extra_are_named(tmp_path: Path) -> None:
 
 
 def test_one_name_in_two_shards(tmp_path: Path) -> None:
+    """A-f4: both were accepted, and the last one won."""
     folder, index = sharded(tmp_path)
     first, second = sorted(set(index["weight_map"].values()))
     (folder / second).write_bytes((folder / first).read_bytes())
@@ -213,6 +217,7 @@ class Marker:
 
 
 def test_pickles_are_refused_and_never_run(tmp_path: Path) -> None:
+    """A-f8: unpickling runs what the file says."""
     marker = tmp_path / "marker"
     bomb = pickle.dumps(Marker(marker))
     folder = tiny_hf(tmp_path)

@@ -195,6 +195,7 @@ def test_head_dim_that_is_not_width_over_heads(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("tie", "head"), [(True, None), (True, "same")])
 def test_tied_heads(tmp_path: Path, tie: bool, head: str | None) -> None:
+    """A-f7: with a redundant head or without."""
     folder = tiny_hf(tmp_path, tied_head=tie)
     values = hf_values(tiny_model("llama", tied_head=True))
     if head:
@@ -206,7 +207,7 @@ def test_tied_heads(tmp_path: Path, tie: bool, head: str | None) -> None:
 
 
 def test_a_missing_head_is_an_error(tmp_path: Path) -> None:
-    """Servers have run with a random head: healthy to look at, and every answer was noise."""
+    """A-f7: Servers have run with a random head: healthy to look at, and every answer was noise."""
     folder = tiny_hf(tmp_path, tied_head=True)
     edit(folder, "config.json", tie_word_embeddings=False)
     with pytest.raises(CorruptFileError, match=r"lm_head\.weight is missing"):
@@ -214,6 +215,7 @@ def test_a_missing_head_is_an_error(tmp_path: Path) -> None:
 
 
 def test_a_head_that_differs_beside_a_tie_is_an_error(tmp_path: Path) -> None:
+    """A-f7: which of the two is meant?"""
     folder = tiny_hf(tmp_path, tied_head=False)
     edit(folder, "config.json", tie_word_embeddings=True)
     with pytest.raises(CorruptFileError, match="differs from it"):

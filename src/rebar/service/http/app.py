@@ -8,6 +8,7 @@ from typing import Any
 
 from fastapi import FastAPI, Request, Response
 from starlette.exceptions import HTTPException
+from starlette.types import Receive, Scope, Send
 
 from rebar.errors import RebarError
 from rebar.service.body import MAX_DEPTH
@@ -21,7 +22,7 @@ from rebar.service.http.keys import KeyGuard
 from rebar.service.http.lifecycle import Lifecycle
 from rebar.service.http.loop_guard import LoopGuard
 from rebar.service.http.metrics import ServiceMetrics
-from rebar.service.http.middleware import RequestMiddleware, error_answer
+from rebar.service.http.middleware import STRAIGHT, RequestMiddleware, error_answer
 from rebar.service.http.off_loop import OffLoop
 from rebar.service.http.openapi import ANY_WAY, SECURITY, component_schemas
 from rebar.service.http.reading import MAX_BODY_BYTES
@@ -68,6 +69,12 @@ A client that closes its side of the connection, even only for writing, has left
 
 class RebarApp(FastAPI):
     """FastAPI whose OpenAPI document has the msgspec schemas as components."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """One request. Keeps the server's own `send` for what no layer has to look at."""
+        if scope["type"] == "http":
+            scope[STRAIGHT] = send
+        await super().__call__(scope, receive, send)
 
     def openapi(self) -> dict[str, Any]:
         """The document, made once."""

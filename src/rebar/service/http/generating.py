@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 import time
 
 from fastapi import Request, Response
+from starlette.requests import ClientDisconnect
 from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
@@ -13,7 +15,7 @@ from rebar.errors import InputError
 from rebar.service.http.answers import Heading, collect
 from rebar.service.http.choices import Choices, Piece
 from rebar.service.http.exchange import Exchange, Reply, Writer
-from rebar.service.http.middleware import record_of
+from rebar.service.http.middleware import STRAIGHT, record_of
 from rebar.service.http.off_loop import OffLoop
 from rebar.service.http.reading import read_body, until_disconnect
 from rebar.service.http.sse import events
@@ -37,15 +39,25 @@ class EventStream(StreamingResponse):
         self._choices = choices
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Sends the events."""
+        """Sends the events until the client leaves."""
         try:
-            await super().__call__(scope, receive, send)
+            with contextlib.suppress(ClientDisconnect):
+                await until_disconnect(receive, self._send_all(send, scope.get(STRAIGHT, send)))
         finally:
             self._stream.close()
             notes = record_of(scope).notes
             notes["completion_tokens"] = self._choices.completion_tokens
             if self._choices.failure:
                 notes["failed"] = self._choices.failure
+
+    async def _send_all(self, send: Send, straight: Send) -> None:
+        """The head through all layers, which have something to say of it; events straight to the
+        server: six wrappers that pass them on cost more than writing them.
+        """
+        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+        async for chunk in self.body_iterator:
+            await straight({"type": "http.response.body", "body": chunk, "more_body": True})
+        await straight({"type": "http.response.body", "body": b"", "more_body": False})
 
 
 class Generating:

@@ -8,6 +8,7 @@ codes, names of served models, causes), so that no client can make a series.
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 
@@ -20,6 +21,8 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
+from rebar.hal import read_machine
+from rebar.hal.processes import process_cpu_seconds, process_resident_bytes
 from rebar.service.http.loop_guard import LoopGuard
 from rebar.service.measures import Histogram, Measures
 from rebar.service.messages import EngineStats
@@ -57,6 +60,16 @@ COUNTERS: tuple[tuple[str, str, Callable[[EngineStats], float]], ...] = (
         lambda s: s.cached_tokens,
     ),
     ("rebar_prefix_cache_evictions", "Known blocks given up for memory", lambda s: s.evictions),
+    (
+        "rebar_spec_decode_num_draft_tokens",
+        "Tokens that were guessed before they were sampled",
+        lambda s: s.draft_tokens,
+    ),
+    (
+        "rebar_spec_decode_num_accepted_tokens",
+        "Guessed tokens that were then sampled",
+        lambda s: s.accepted_tokens,
+    ),
     ("rebar_num_preemptions", "Times a choice gave its memory to another", lambda s: s.preemptions),
 )
 HISTOGRAMS: tuple[tuple[str, str, Callable[[Measures], Histogram]], ...] = (
@@ -67,7 +80,7 @@ HISTOGRAMS: tuple[tuple[str, str, Callable[[Measures], Histogram]], ...] = (
     ),
     (
         "rebar_inter_token_latency_seconds",
-        "Between one token of a choice and the next",
+        "Between one token of a choice and the next; those that come together count once",
         lambda m: m.inter_token,
     ),
     (
@@ -137,6 +150,7 @@ class ServiceMetrics(Collector):
         yield from self._http()
         yield from self._loop()
         yield from _per_engine(services)
+        yield from _processes(services)
         yield from _gauges(services)
         yield from _priorities(services)
         yield from _counters(services)
@@ -191,6 +205,30 @@ def _per_engine(services: Iterable[ModelService]) -> Iterator[Metric]:
         up.add_metric(name, float(service.worker.alive))
         age.add_metric(name, service.queue_age)
     yield from (restarts, accepted, up, age)
+
+
+def _processes(services: Iterable[ModelService]) -> Iterator[Metric]:
+    """What the kernel says of this process and of each engine's. An engine in a thread is in the
+    front's figures."""
+    labels = ("process", *MODEL)
+    cpu = CounterMetricFamily(
+        "rebar_process_cpu_seconds", "Processor time, user and system", labels=labels
+    )
+    resident = GaugeMetricFamily(
+        "rebar_process_resident_memory_bytes",
+        "Memory in RAM, mapped weights included",
+        labels=labels,
+    )
+    cpu.add_metric(("front", ""), process_cpu_seconds(os.getpid()) or 0.0)
+    resident.add_metric(("front", ""), process_resident_bytes(os.getpid()) or 0)
+    for service in services:
+        if service.worker.pid not in (None, os.getpid()):
+            name = ("engine", service.model.name)
+            cpu.add_metric(name, service.worker.cpu_seconds)
+            resident.add_metric(name, process_resident_bytes(service.worker.pid or 0) or 0)
+    cores = GaugeMetricFamily("rebar_cores", "Cores that the server may use")
+    cores.add_metric((), read_machine().cores)
+    yield from (cpu, resident, cores)
 
 
 def _gauges(services: Iterable[ModelService]) -> Iterator[Metric]:

@@ -28,6 +28,8 @@ log = logging.getLogger("rebar.service.request")
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}", re.ASCII)
 _TRACEPARENT = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}", re.ASCII)
 
+STRAIGHT = "rebar.straight"
+"""Key in the scope: the server's own `send`, past every layer."""
 CLIENT_LEFT = 499
 """Status in the log for a client that left before its answer (as nginx writes it)."""
 
