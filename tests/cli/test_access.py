@@ -108,7 +108,7 @@ def test_the_help_says_where_keys_belong(capsys: pytest.CaptureFixture[str]) -> 
 
 @pytest.mark.parametrize(
     ("keys", "host", "word"),
-    [([("", "k")], "0.0.0.0", "1 API keys"), ([], "127.0.0.1", "this machine"),
+    [([("", "k")], "0.0.0.0", "there are 1"), ([], "127.0.0.1", "this machine"),
      ([], "0.0.0.0", "everybody")],
 )  # fmt: skip
 def test_the_operator_is_told(keys: list[tuple[str, str]], host: str, word: str) -> None:
