@@ -22,13 +22,12 @@ from rebar.errors import RebarError
 from rebar.service.frames import FrameReader, frame, leave_with, receive
 from rebar.service.grammar import limits, refusal, sentence_of
 from rebar.service.grammar_blame import place_of
-from rebar.service.schema_places import at_pointer
+from rebar.service.schema_places import TOOLS, at_pointer
 
 CHECK_SECONDS = 2.0
 START_SECONDS = 20.0  # a busy machine that starts Python
 MAX_REMEMBERED = 256
 COMMAND = "from rebar.service.grammar_check import main; main()"
-TOOLS = "tools"
 _POINTER = re.compile(r"at (/.*?): ", re.DOTALL)
 TOO_LONG = f"it takes longer than {CHECK_SECONDS:.0f} s to compile"
 
