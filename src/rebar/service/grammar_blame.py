@@ -27,6 +27,8 @@ def place_of(grammar: str, reason_of: Callable[[str], str]) -> str:
         schema = msgspec.json.decode(grammar)["grammars"][0]["json_schema"]
     except (msgspec.DecodeError, LookupError, TypeError):
         return ""
+    if not isinstance(schema, dict):
+        return ""
     rules = {key: schema[key] for key in ("x-guidance", "$defs", "definitions") if key in schema}
     tries = MAX_TRIES
 
