@@ -83,7 +83,7 @@ class Walker:
             said.append(token)
             began = time.thread_time()
             ended = state.take(token)
-            costs.append((time.perf_counter() - began) * 1e6)
+            costs.append((time.thread_time() - began) * 1e6)
             if ended:
                 break
         return self.tokenizer.decode(said), costs
@@ -97,7 +97,7 @@ class Walker:
         for token in ids if self.tokenizer.decode(ids) == text else ():
             began = time.thread_time()
             ended = state.take(token)
-            costs.append((time.perf_counter() - began) * 1e6)
+            costs.append((time.thread_time() - began) * 1e6)
             if ended:
                 break
         return costs
