@@ -1,8 +1,9 @@
 """Ten times what it can take, and who is urgent does not notice: python -m bench.load_burst
 
-Quiet: urgent requests alone. Burst: the same ones while low requests come at ten times the rate
-at which a busy server gets them through. The queue stays bounded, refusals say when to come back,
-urgent answers begin nearly as soon as before, and every low request that was let in is answered.
+Quiet: urgent requests alone, a tenth of what it can take. Burst: the same ones while low requests
+come at ten times the rate at which a busy server gets them through. The queue stays bounded,
+refusals say when to come back, urgent answers begin nearly as soon as before, and every low request
+that was let in is answered.
 """
 
 from __future__ import annotations
@@ -53,12 +54,12 @@ def prove(given: argparse.Namespace) -> list[Line]:
     """Capacity, quiet, burst."""
     allow_connections()
     with (
-        rebar_server(given.log) as server,
+        rebar_server(given.log, model=given.model) as server,
         asyncio.Runner(loop_factory=uvloop.new_event_loop) as loop,
     ):
         (busy,) = loop.run(together(load(server, 0, 1, concurrency=32, requests=96)))
         capacity = busy.completed / busy.seconds
-        quiet_pace = {"rate": given.rate, "duration": given.seconds}
+        quiet_pace = {"rate": given.share * capacity, "duration": given.seconds}
         (quiet,) = loop.run(together(load(server, -1, 2, **quiet_pace)))
         note(f"capacity {capacity:.1f} requests/s; quiet P99 TTFT {quiet.ttft.percentile(99):.3f}")
 
@@ -98,4 +99,4 @@ def prove(given: argparse.Namespace) -> list[Line]:
 
 
 if __name__ == "__main__":
-    run(__doc__, prove, seconds=25.0, rate=4.0)
+    run(__doc__, prove, seconds=30.0, share=0.1)

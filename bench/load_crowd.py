@@ -47,14 +47,14 @@ def planned_mb(log: str) -> float:
 def prove(given: argparse.Namespace) -> list[Line]:
     """Together, then alone."""
     flags = ("--max-waiting", str(given.streams))
-    with rebar_server(given.log, *flags) as server:
+    with rebar_server(given.log, *flags, model=given.model) as server:
         tally, together = texts(server.target, given.streams, given.streams)
         peak = {name: nbytes / 1e6 for name, nbytes in server.peak_bytes().items()}
         rest = server.seconds_until_rest()
         errors = server.errors_logged()
         plan = planned_mb(given.log.read_text())
     note(f"together: {tally.seconds:.0f} s, {tally.output_tokens / tally.seconds:.0f} tokens/s")
-    with rebar_server(given.log, *flags) as server:
+    with rebar_server(given.log, *flags, model=given.model) as server:
         after, alone = texts(server.target, given.streams, 1)
     note(f"alone: {after.seconds:.0f} s, {after.output_tokens / after.seconds:.0f} tokens/s")
     same = sum(together.get(number) == text for number, text in alone.items())

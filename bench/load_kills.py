@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from bench.harness import Line, note
@@ -72,10 +73,24 @@ class Trouble:
             os.kill(pid, self.kind)
             begin = time.monotonic()
             self.done += 1
-            self._wait(lambda r=restarts: self.server.metric("rebar_engine_restarts_total") > r)
+            self._wait(partial(self._replaced, restarts))
             self.noticed.append(time.monotonic() - begin)
             self._wait(lambda: self.server.metric("rebar_engine_up") == 1)
             self.back.append(time.monotonic() - begin - self.noticed[-1])
+            self._wait(self._flowing)
+
+    def _replaced(self, restarts: float) -> bool:
+        return self.server.metric("rebar_engine_restarts_total") > restarts
+
+    def _flowing(self) -> bool:
+        """Whether all contexts are computed anew and every open stream decodes: a gap is then one
+        kill's, and a kill comes at any moment of flowing streams.
+        """
+        for _ in range(3):
+            if self.server.metric("dfp_batch_size_current") > STREAMS:
+                return False
+            time.sleep(0.02)
+        return self.server.metric("rebar_num_requests_waiting") == 0
 
     def _wait(self, true: Callable[[], bool]) -> None:
         while not true() and not self.ended.is_set():
@@ -130,7 +145,7 @@ def lines_of(
 def prove(given: argparse.Namespace) -> list[Line]:
     """Quiet, then killed, then stopped."""
     lines: list[Line] = []
-    with rebar_server(given.log) as server:
+    with rebar_server(given.log, model=given.model) as server:
         quiet, gap = run_under(server, given.requests, None)
         expected = {n: text_of(o) for n, o in quiet.outcomes.items()}
         note(f"quiet: {quiet.tally.seconds:.0f} s, longest gap {gap:.2f} s")

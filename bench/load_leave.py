@@ -19,7 +19,7 @@ WITHIN = 1.0
 
 def prove(given: argparse.Namespace) -> list[Line]:
     """One storm; they wait, are in their prompts, in their answers."""
-    with rebar_server(given.log, "--max-waiting", str(given.users)) as server:
+    with rebar_server(given.log, "--max-waiting", str(given.users), model=given.model) as server:
         workload = Workload(
             prompt=Lengths("uniform", 20, 400),
             output=Lengths("uniform", 100, 400),
@@ -33,7 +33,8 @@ def prove(given: argparse.Namespace) -> list[Line]:
         aborted = server.metric("rebar_request_aborts_total")
         errors = server.errors_logged()
     return [
-        holds("users who left", f"{given.users}", f"{tally.left}", tally.left == given.users),
+        holds(f"failed of {given.users} users", "0", f"{tally.failed}", tally.failed == 0),
+        holds("left before their answer was whole", "", f"{tally.left}", None),
         holds("s until all blocks free, gauges 0", f"< {WITHIN}", f"{seconds:.2f}",
               seconds < WITHIN),
         holds("aborts counted", "", f"{aborted:.0f}", None),

@@ -178,6 +178,7 @@ def arguments(doc: str | None, **defaults: Default) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(doc or "").splitlines()[0])
     for name, value in defaults.items():
         parser.add_argument("--" + name.replace("_", "-"), type=type(value), default=value)
+    parser.add_argument("--model", default=DEFAULT_MODEL)
     parser.add_argument("--log", type=Path, default=ROOT / "build" / "load-server.log")
     given = parser.parse_args()
     given.log.parent.mkdir(parents=True, exist_ok=True)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 
 from rebar.cli import STARTED
+from rebar.cli.notify import tell_manager
 from rebar.cli.options import (
     DEFAULT_MODEL,
     AccessFlags,
@@ -60,6 +61,7 @@ def serve(
         seconds = time.perf_counter() - STARTED
         note(f"ready      {seconds:.2f} s after the start: {url}, described by /openapi.json")
         note(CURL.format(url=url))
+        tell_manager("READY=1")
 
     waits = (limits or LimitFlags()).time_limits()
     who = (access or AccessFlags()).access()

@@ -3,7 +3,10 @@
 There is no prefill and no decode phase: a sequence is `computed` chasing `total`, and a row covers
 its next positions. In every step each choice that is one position behind gets its row; what the row
 budget leaves goes to those further behind, by rank, and a quarter of it to the shortest of them, so
-that a question does not wait for a book.
+that a question does not wait for a book. While a prompt of higher priority is computed, whoever
+comes after it and is less urgent has no row at all: beside 64 low choices that decode, a step had
+room for 16 positions of a high prompt, and with ten times the load the P99 of its first token was
+25 seconds. They keep their memory and go on in the step after.
 
 Rank is arrival shifted by priority (generation.py) and never changes: what runs is what comes first
 by rank, as far as places and memory go. Three rules keep it so, and nobody waits for ever:
@@ -46,6 +49,15 @@ QUICK_SHARE = 4
 def rank_of(generation: Generation) -> tuple[float, int]:
     """The lower comes first."""
     return generation.rank
+
+
+def yields(generation: Generation, urgent: Generation | None) -> bool:
+    """Whether it pauses for a prompt of higher priority that also comes first by rank."""
+    return (
+        urgent is not None
+        and generation.packet.priority > urgent.packet.priority
+        and generation.rank > urgent.rank
+    )
 
 
 @dataclass(slots=True)
@@ -240,9 +252,16 @@ class Scheduler:
 
     def _counts(self, now: float) -> dict[Generation, int]:
         """Positions of each running choice in the next step."""
-        counts = dict.fromkeys((g for g in self.running if g.remaining == 1), 1)
+        everybody = self._behind(now)
+        urgent = min(everybody, key=lambda g: (g.packet.priority, g.rank), default=None)
+        counts: dict[Generation, int] = {}
+        for generation in self.running:
+            if yields(generation, urgent):
+                generation.journal.waits_for("order", now)
+            elif generation.remaining == 1:
+                counts[generation] = 1
         decoding = len(counts)
-        behind = self._behind(now)
+        behind = [g for g in everybody if not yields(g, urgent)]
         for generation in behind:
             counts.setdefault(generation, 0)
         left = self.budget.prompt_rows(decoding) if behind else 0

@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from typing import Any
+from typing import Any, cast
 
 import httptools
 import msgspec
@@ -32,6 +32,8 @@ log = logging.getLogger("rebar.service.request")
 MAX_HEAD_BYTES = 64 * 1024
 """Of a request before its body, and of what stands between two parts of a body in chunks. A part as
 large as one read of the socket (256 KiB) may come on top."""
+LINGER_BYTES, LINGER_SECONDS = 8 << 20, 2.0
+"""What a client may still send, and for how long, after an answer that ended its request early."""
 _OFFER = re.compile(rb"upgrade|connection|http2-settings", re.IGNORECASE)
 REASONS = {400: b"Bad Request", 431: b"Request Header Fields Too Large"}
 CUT_OFF = "cut_off"
@@ -76,11 +78,18 @@ class Connection(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """A client is there; its request has to follow."""
-        super().connection_made(transport)
+        self._linger_bytes: int | None = None
+        gentle = cast("asyncio.Transport", _Gentle(transport, self))
+        super().connection_made(gentle)
         self._expect_request()
 
     def data_received(self, data: bytes) -> None:
         """Bytes of requests."""
+        if self._linger_bytes is not None:
+            self._linger_bytes -= len(data)
+            if self._linger_bytes < 0:
+                self.transport.abort()
+            return
         self._unset_keepalive_if_required()
         self._bare += len(data)
         try:
@@ -153,7 +162,30 @@ class Connection(HttpToolsProtocol):
         if self.cycle is None or not self.cycle.response_started or self.cycle.response_complete:
             line = b"HTTP/1.1 %d %b\r\n" % (status, REASONS[status])
             self.transport.write(line + head % len(body) + b"\r\n" + body)
-        self.transport.close()
+        self.linger()
+
+    @property
+    def lingering(self) -> bool:
+        """Whether all is said and only the client's last bytes are waited for."""
+        return self._linger_bytes is not None
+
+    @property
+    def halfway(self) -> bool:
+        """Whether the client is in the middle of a request."""
+        return self.cycle is not None and self.cycle.more_body
+
+    def linger(self) -> None:
+        """Ends our side and drops what the client still sends, for a while.
+
+        Closed with bytes unread, the kernel resets the connection, and a client that is still
+        sending loses the answer that says why it should not: nginx made a 502 of a 413.
+        """
+        if self._linger_bytes is None:
+            self._linger_bytes = LINGER_BYTES
+            self.transport.write_eof()
+            self.flow.resume_reading()
+            _cancel(self._reading)
+            self._reading = self.loop.call_later(LINGER_SECONDS, self.transport.abort)
 
     def _expect_request(self) -> None:
         _cancel(self._reading)
@@ -174,6 +206,29 @@ class Connection(HttpToolsProtocol):
         if self.cycle is not None and not self.cycle.response_complete:
             self.cycle.scope["state"][CUT_OFF] = why
         self.transport.abort()
+
+
+class _Gentle:
+    """A connection's transport whose `close` lets a client finish its sentence."""
+
+    def __init__(self, transport: asyncio.Transport, connection: Connection) -> None:
+        self._transport = transport
+        self._connection = connection
+        self.write = transport.write  # once an event: no look-up in between
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401
+        return getattr(self._transport, name)
+
+    def is_closing(self) -> bool:
+        """Whether nothing more is answered."""
+        return self._connection.lingering or self._transport.is_closing()
+
+    def close(self) -> None:
+        """At once when all was read, else as soon as that is so."""
+        if self._connection.halfway and not self._transport.is_closing():
+            self._connection.linger()
+        elif not self._connection.lingering:
+            self._transport.close()
 
 
 def _cancel(timer: asyncio.TimerHandle | None) -> None:

@@ -1,0 +1,68 @@
+"""The proofs under load in small: the same scripts, over a tiny model and over none; figures that a
+clock decides are not judged here.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import pytest
+from bench.harness import Line
+from tests.tiny import tiny_gguf
+
+from bench import load_burst, load_crowd, load_front, load_kills, load_leave, load_prefix
+from rebar.dataflow.models import convert
+
+CLOCK = ("/s", ", s", "TTFT", "s until", "RSS", "us an event")
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("proofs")
+    target = folder / "tiny.rebar"
+    convert(tiny_gguf(folder, "llama", "Q8_0", context_length=2048), target)
+    return str(target)
+
+
+def given(folder: Path, **fields: object) -> argparse.Namespace:
+    return argparse.Namespace(log=folder / "server.log", **fields)
+
+
+def missed(lines: list[Line]) -> list[Line]:
+    """Lines that do not hold, but for those of the clock."""
+    timed = [line for line in lines if any(word in line.figure for word in CLOCK)]
+    return [line for line in lines if line.met is False and line not in timed]
+
+
+def test_no_stream_is_lost_over_a_model_that_costs_nothing(tmp_path: Path) -> None:
+    lines = load_front.prove(given(tmp_path, streams=200, tokens=40, runs=2, step_ms=2.0))
+    assert missed(lines) == []
+    assert any(line.figure == "streams lost of 400" and line.ours == "0" for line in lines)
+
+
+def test_a_crowd_says_what_each_says_alone(tmp_path: Path, model: str) -> None:
+    lines = load_crowd.prove(given(tmp_path, streams=100, model=model))
+    assert missed(lines) == []
+
+
+def test_nothing_is_left_of_those_who_leave(tmp_path: Path, model: str) -> None:
+    lines = load_leave.prove(given(tmp_path, users=60, seconds=1.0, model=model))
+    assert missed(lines) == []
+
+
+def test_kills_over_http_change_no_byte(tmp_path: Path, model: str) -> None:
+    """How often it is killed before all is said is the clock's business; once it must be."""
+    lines = load_kills.prove(given(tmp_path, requests=150, kills=3, stops=1, model=model))
+    assert [x for x in missed(lines) if not x.figure.endswith("times")] == []
+    assert next(x for x in lines if x.figure == "SIGKILL: times").ours >= "1"
+
+
+def test_a_known_prefix_changes_no_byte(tmp_path: Path, model: str) -> None:
+    lines = load_prefix.prove(given(tmp_path, pairs=2, model=model))
+    assert missed(lines) == []
+
+
+def test_a_burst_is_refused_with_a_time_and_hurts_nobody(tmp_path: Path, model: str) -> None:
+    lines = load_burst.prove(given(tmp_path, seconds=1.5, share=0.1, model=model))
+    assert missed(lines) == []
