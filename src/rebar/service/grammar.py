@@ -40,12 +40,12 @@ def limits() -> LLParserLimits:
     )
 
 
-def refusal(reason: str) -> InputError:
-    """The caller's error for a grammar that cannot be used."""
+def refusal(reason: str, param: str = "response_format") -> InputError:
+    """The caller's error for a grammar that cannot be used. param: the field that asked for it."""
     return InputError(
         f"The grammar of this request cannot be used: {sentence_of(reason)}. Make it simpler, or "
         "take out what is not supported.",
-        param="response_format",
+        param=param,
         code="invalid_grammar",
     )
 

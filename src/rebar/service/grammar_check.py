@@ -38,8 +38,10 @@ class GrammarChecker:
         self._sock: socket.socket | None = None
         self._known: OrderedDict[str, str] = OrderedDict()
 
-    def check(self, grammar: str) -> None:
-        """Raises InputError for a grammar that cannot be compiled within CHECK_SECONDS."""
+    def check(self, grammar: str, param: str = "response_format") -> None:
+        """Raises InputError for a grammar that cannot be compiled within CHECK_SECONDS. param: the
+        field that asked for it.
+        """
         with self._turn:
             reason = self._known.get(grammar)
             if reason is None:
@@ -48,7 +50,7 @@ class GrammarChecker:
                     self._known.popitem(last=False)
             self._known.move_to_end(grammar)
         if reason:
-            raise refusal(reason)
+            raise refusal(reason, param)
 
     def close(self) -> None:
         """Ends the process."""

@@ -45,6 +45,12 @@ def grammar_of(body: SamplingBody) -> str:
     return grammar
 
 
+def asked_by(body: SamplingBody) -> str:
+    """The field that asks for a form of the answer, "" when none does."""
+    asked = _asked(body)
+    return asked[0][0] if asked else ""
+
+
 Asked = tuple[str, str, object]
 
 

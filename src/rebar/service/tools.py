@@ -68,7 +68,7 @@ def with_tools(job: Job, use: ToolUse) -> Job:
         msgspec.structs.replace(packet, grammar=use.grammar, stop=(*packet.stop, *stop))
         for packet in job.packets
     ]
-    return replace(job, packets=packets, tools=True)
+    return replace(job, packets=packets, tools=True, form="tools")
 
 
 def _check(tools: Sequence[Tool]) -> None:

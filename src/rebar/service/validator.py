@@ -20,10 +20,11 @@ from typing import Any, ClassVar, Protocol
 
 from rebar.errors import ContextLengthError, InputError, ModelNameError
 from rebar.graph.sequence import SamplingParams
+from rebar.service.amounts import refuse_many_messages, refuse_many_scores
 from rebar.service.conversation import refuse_lost_calls, refuse_lost_tools, turns_of
 from rebar.service.messages import NORMAL, RequestPacket
 from rebar.service.model import ServedModel
-from rebar.service.structured import grammar_of
+from rebar.service.structured import asked_by, grammar_of
 from rebar.service.tools import ToolUse, tools_of, with_tools
 from rebar.service.wire import ChatBody, ChatMessage, CompletionBody, SamplingBody
 
@@ -47,7 +48,8 @@ class Job:
 
     packets come in groups of `n` per prompt; packet.index counts through. echo: prompt text that
     goes before each choice's text, by index. scored: log probabilities were asked for. explain:
-    the answer is to tell what happened to it. tools: the text may hold tool calls.
+    the answer is to tell what happened to it. tools: the text may hold tool calls. form: the field
+    that asked for the grammar.
     """
 
     model: str
@@ -59,6 +61,7 @@ class Job:
     echo: tuple[str, ...] = ()
     explain: bool = False
     tools: bool = False
+    form: str = ""
 
     @property
     def grammar(self) -> str:
@@ -136,6 +139,7 @@ class Validator:
             raise InputError(
                 "This model has no chat template. Use /v1/completions.", param="messages"
             )
+        refuse_many_messages(len(messages), self.model.limits.max_total)
         turns = turns_of(messages)
         refuse_lost_calls(turns, template)
         refuse_lost_tools(turns, tools or [], template)
@@ -224,9 +228,17 @@ class Validator:
             for which, prompt in enumerate(prompts)
             for choice in range(n)
         ]
-        usage = bool(body.stream_options and body.stream_options.include_usage)
-        explain = bool(body.explain)
-        return Job(self.model.name, packets, stream, usage, scores is not None, n, explain=explain)
+        refuse_many_scores(packets)
+        return Job(
+            self.model.name,
+            packets,
+            stream,
+            include_usage=bool(body.stream_options and body.stream_options.include_usage),
+            scored=scores is not None,
+            n=n,
+            explain=bool(body.explain),
+            form=asked_by(body),
+        )
 
     def _choices(self, body: SamplingBody, prompts: int) -> int:
         """Choices of each prompt. More than can ever be held at once is the caller's error."""

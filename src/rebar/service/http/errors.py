@@ -158,10 +158,11 @@ def error_response(error: Exception, path: str = "", request_id: str | None = No
     return Response(content, status, headers, media_type="application/json")
 
 
-def error_of(failure: Failure) -> RebarError:
-    """The error a delta reports."""
+def error_of(failure: Failure, form: str = "") -> RebarError:
+    """The error a delta reports. form: the field that asked for a grammar, if one did."""
     if failure.caller:
-        return InputError(failure.message, code=failure.code)
+        param = form if failure.code == "invalid_grammar" and form else None
+        return InputError(failure.message, param=param, code=failure.code)
     if failure.code == "stopping":
         return StoppingError(failure.message)
     if failure.code == "timeout":
