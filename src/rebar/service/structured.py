@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 
 from rebar.errors import InputError
+from rebar.service.body import check_depth
 from rebar.service.wire import SamplingBody
 
 MAX_GRAMMAR_BYTES = 64 * 1024
@@ -126,10 +127,13 @@ def _bad_format(message: str) -> InputError:
 def schema_grammar(schema: object, name: str) -> str:
     """The grammar of a JSON schema: an object, true (any JSON), or one of these as JSON text."""
     if isinstance(schema, str) and name != "response_format":
+        raw = schema.encode("utf-8", "surrogatepass")
         try:
-            schema = msgspec.json.decode(schema.encode("utf-8", "surrogatepass"))
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise InputError(f"`{name}` is not JSON: {error}.", param=name) from None
+            check_depth(raw)
+            schema = msgspec.json.decode(raw)
+        except (msgspec.DecodeError, UnicodeDecodeError, InputError) as error:
+            reason = str(error).rstrip(".")
+            raise InputError(f"`{name}` is not JSON: {reason}.", param=name) from None
     if schema is True:
         schema = {}
     if not isinstance(schema, dict):
