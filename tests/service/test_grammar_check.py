@@ -8,6 +8,7 @@ import os
 import signal
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -84,6 +85,8 @@ def test_a_doubtful_refusal_is_forgotten(
     monkeypatch.setattr(grammar_check, "DOUBT_SECONDS", 0.0)
     monkeypatch.setattr(grammar_check, "CHECK_SECONDS", 0.2)
     os.kill(pid_of(checker), signal.SIGSTOP)
+    stat = Path(f"/proc/{pid_of(checker)}/stat")
+    wait_for(lambda: stat.read_text().rsplit(")", 1)[1].split()[0] == "T")
     with pytest.raises(InputError, match="takes longer"):
         checker.check(GOOD)
     monkeypatch.undo()
