@@ -23,8 +23,7 @@ from tests.service.schemas import SCHEMAS
 from rebar.dataflow.text import Tokenizer
 from rebar.graph.weights import open_model
 from rebar.service.grammar import Grammars
-from rebar.service.structured import grammar_of
-from rebar.service.wire import ChatBody, ChatMessage
+from rebar.service.structured import rules_of
 
 WALKS = 20
 LONGEST = 600
@@ -51,10 +50,7 @@ class Costs:
 
 def grammars_of_schemas() -> Iterator[str]:
     """The schemas as requests ask for them."""
-    for schema in SCHEMAS:
-        form = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
-        message = ChatMessage(role="user", content="x")
-        yield grammar_of(ChatBody(messages=[message], response_format=form))
+    return map(rules_of, SCHEMAS)
 
 
 class Walker:

@@ -24,7 +24,7 @@ from rebar.service.grammar_check import GrammarChecker
 from rebar.service.http.keys import ApiKeys, given_keys, read_keys
 from rebar.service.http.middleware import caller_of
 from rebar.service.messages import Delta, EngineStats, StepReport
-from rebar.service.structured import grammar_of
+from rebar.service.structured import form_of
 from rebar.service.wire import ChatBody
 from tests.service.test_random_bodies import TEXT, VALUES
 
@@ -144,9 +144,11 @@ def checker() -> Iterator[GrammarChecker]:
     made.close()
 
 
-def asked(**fields: Any) -> ChatBody:
+def asked(**fields: Any) -> str:
+    """The grammar of a request's fields, by way of JSON."""
     body = {"messages": [{"role": "user", "content": "x"}], **fields}
-    return msgspec.json.decode(json.dumps(body).encode(), type=ChatBody)
+    form = form_of(msgspec.json.decode(json.dumps(body).encode(), type=ChatBody))
+    return form.grammar if form else ""
 
 
 @settings(FAST, max_examples=150)
@@ -156,10 +158,10 @@ def test_any_schema_is_a_grammar_or_an_input_error(
     checker: GrammarChecker, schema: dict[str, Any]
 ) -> None:
     """In bounded time, and the process that tries it lives on."""
-    checker.check(grammar_of(asked(guided_regex="a")))
+    checker.check(asked(guided_regex="a"))
     process = checker._process
     with contextlib.suppress(InputError):
-        checker.check(grammar_of(asked(guided_json=schema)))
+        checker.check(asked(guided_json=schema))
     assert checker._process is process
 
 
@@ -173,8 +175,8 @@ def test_any_schema_is_a_grammar_or_an_input_error(
 @example(kind="guided_grammar", text="::=")
 def test_any_expression(checker: GrammarChecker, kind: str, text: str) -> None:
     with contextlib.suppress(InputError):
-        checker.check(grammar_of(asked(**{kind: text})))
-    checker.check(grammar_of(asked(guided_regex="a")))
+        checker.check(asked(**{kind: text}))
+    checker.check(asked(guided_regex="a"))
 
 
 @FAST
@@ -183,7 +185,7 @@ def test_any_expression(checker: GrammarChecker, kind: str, text: str) -> None:
     VALUES, max_size=3))  # fmt: skip
 def test_any_form_of_an_answer(fields: dict[str, Any]) -> None:
     with contextlib.suppress(InputError, msgspec.DecodeError):
-        assert isinstance(grammar_of(asked(**fields)), str)
+        assert isinstance(asked(**fields), str)
 
 
 @FAST
@@ -207,6 +209,14 @@ def test_the_place_of_a_fault(schema: object, bad: set[int]) -> None:
     assert list(parts(part)) is not None
 
 
-@pytest.mark.parametrize("text", ["", "null", "[]", "{", '{"grammars": []}', '{"grammars": [1]}'])
+NO_SCHEMAS = ["", "null", "[]", "{", '{"grammars": []}', '{"grammars": [1]}']
+NO_SCHEMAS += [
+    json.dumps({"grammars": [{"lark_grammar": f"start: args_0\nargs_0: %json {text}"}]})
+    for text in ("{", "5", "[" * 9000, '{"a": ')
+]
+
+
+@pytest.mark.parametrize("text", NO_SCHEMAS, ids=range(len(NO_SCHEMAS)))
 def test_what_is_no_schema_has_no_place(text: str) -> None:
+    """A caller's own grammar may look like one of tools."""
     assert place_of(text, lambda _: "bad") == ""

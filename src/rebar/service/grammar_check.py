@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import re
 import resource
 import socket
 import subprocess
@@ -24,6 +25,7 @@ from rebar.errors import EngineError, RebarError
 from rebar.service.frames import FrameReader, frame, leave_with, receive
 from rebar.service.grammar import limits, refusal, sentence_of
 from rebar.service.grammar_blame import place_of
+from rebar.service.schema_places import at_pointer
 
 CHECK_SECONDS = 2.0
 START_SECONDS = 20.0  # a busy machine that starts Python
@@ -34,6 +36,8 @@ STACK_BYTES = 1 << 20
 """An eighth of what an engine compiles with: what is nested too deeply ends the checker, and never
 an engine."""
 MEMORY_BYTES = 4 << 30
+TOOLS = "tools"
+_POINTER = re.compile(r"at (/.*?): ", re.DOTALL)
 COMMAND = "from rebar.service.grammar_check import main; main()"
 TOO_LONG = f"it takes longer than {CHECK_SECONDS:.0f} s to compile"
 TOO_DEEP = "it is nested too deeply, or needs too much memory"
@@ -49,9 +53,10 @@ class GrammarChecker:
         self._books = threading.Lock()  # of what is known: never held for long
         self._known: OrderedDict[str, tuple[str, float]] = OrderedDict()
 
-    def check(self, grammar: str, param: str = "response_format") -> None:
-        """Raises InputError for a grammar that cannot be compiled within CHECK_SECONDS. param: the
-        field that asked for it. What is known is answered at once, whoever is being checked.
+    def check(self, grammar: str, place: str = "response_format") -> None:
+        """Raises InputError for a grammar that cannot be compiled within CHECK_SECONDS. place:
+        where in the request it is said; the error names the part of it that is at fault. What is
+        known is answered at once, whoever is being checked.
         """
         reason = self.known(grammar)
         if reason is None:
@@ -61,7 +66,7 @@ class GrammarChecker:
                     reason = self._ask(grammar)
                     self._remember(grammar, reason)
         if reason:
-            raise refusal(reason, param)
+            raise refusal(reason, fault_place(place, reason))
 
     def known(self, grammar: str) -> str | None:
         """Why it cannot be used, "" when it can, None when nobody has asked lately."""
@@ -165,6 +170,19 @@ def _answer(sock: socket.socket) -> None:
         while given := receive(sock, reader):
             for grammar in given:
                 sock.sendall(frame(_explained(grammar, reason_of)))
+
+
+def fault_place(place: str, reason: str) -> str:
+    """The place at fault, from the words of `_explained`. Of tools the first part of the pointer is
+    the tool's number.
+    """
+    found = _POINTER.match(reason)
+    if found is None:
+        return place
+    if place != TOOLS:
+        return at_pointer(place, found[1])
+    number, slash, rest = found[1][1:].partition("/")
+    return at_pointer(f"{TOOLS}[{number}].function.parameters", slash + rest)
 
 
 def _explained(grammar: str, reason_of: Callable[[str], str]) -> str:

@@ -25,6 +25,7 @@ from rebar.service.conversation import turns_of
 from rebar.service.embedding import shortened
 from rebar.service.embedding_request import embedding_job
 from rebar.service.engine import InferenceEngine
+from rebar.service.grammar_check import GrammarChecker
 from rebar.service.messages import Delta, FinishReason, Orders, Pooling, RequestPacket, StepReport
 from rebar.service.model import ServedModel
 from rebar.service.validator import Caller, Job, Validator
@@ -105,6 +106,8 @@ class Model:
         self._validator = Validator(served)
         self._mail = Mailbox()
         self._worker = EngineWorker(engine, self._mail.deliver)
+        self._checker = GrammarChecker()  # starts its process with the first grammar
+        weakref.finalize(self, self._checker.close)
         weakref.finalize(self, self._worker.stop)
         self._worker.start()
 
@@ -178,6 +181,7 @@ class Model:
     def close(self) -> None:
         """Frees the model. Requests in progress fail with EngineError."""
         self._worker.stop()
+        self._checker.close()
 
     def __enter__(self) -> Self:
         return self
@@ -193,7 +197,7 @@ class Model:
     def _completion(self, prompt: str | Sequence[int], sampling: Mapping[str, object]) -> Job:
         given = prompt if isinstance(prompt, str) else list(prompt)
         body = _form(CompletionBody, {"prompt": given, **sampling})
-        return _single(self._validator.completion(body, _caller()))
+        return self._ready(self._validator.completion(body, _caller()))
 
     def _conversation(
         self, messages: str | Sequence[Mapping[str, Any]], sampling: Mapping[str, object]
@@ -201,7 +205,17 @@ class Model:
         if isinstance(messages, str):
             messages = [{"role": "user", "content": messages}]
         body = _form(ChatBody, {"messages": list(messages), **sampling})
-        return _single(self._validator.chat(body, _caller()))
+        return self._ready(self._validator.chat(body, _caller()))
+
+    def _ready(self, job: Job) -> Job:
+        """The job, its grammar one that compiles in bounded time: the engine's thread cannot be
+        killed as the checker's process can.
+        """
+        if len(job.packets) != 1:
+            raise InputError("One prompt and n = 1 at a time; call again for more.", param="n")
+        if job.grammar:
+            self._checker.check(job.grammar, job.place)
+        return job
 
     def _texts(self, job: Job) -> Iterator[str]:
         return (delta.text for delta in self._deltas(job.packets[0]) if delta.text)
@@ -237,12 +251,6 @@ def _form(form: type[B], given: Mapping[str, object]) -> B:
         return msgspec.convert(given, form)
     except msgspec.ValidationError as error:
         raise InputError(f"{error}.") from None
-
-
-def _single(job: Job) -> Job:
-    if len(job.packets) != 1:
-        raise InputError("One prompt and n = 1 at a time; call again for more.", param="n")
-    return job
 
 
 def _caller() -> Caller:
