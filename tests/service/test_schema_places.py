@@ -141,6 +141,7 @@ def test_in_python_a_catastrophic_form_is_bounded() -> None:
         with pytest.raises(InputError, match="strnig") as misspelled:
             local.generate("go", guided_json=thing(a={"type": "strnig"}))
         assert misspelled.value.param == "guided_json.properties.a"
+        assert local._checker is not None
         checker = local._checker._process
         assert checker is not None
     assert checker.poll() is not None, "the checker outlives its model"

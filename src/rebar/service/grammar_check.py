@@ -25,7 +25,7 @@ from rebar.errors import EngineError, RebarError
 from rebar.service.frames import FrameReader, frame, leave_with, receive
 from rebar.service.grammar import limits, refusal, sentence_of
 from rebar.service.grammar_blame import place_of
-from rebar.service.schema_places import at_pointer
+from rebar.service.schema_places import TOOLS, at_pointer
 
 CHECK_SECONDS = 2.0
 START_SECONDS = 20.0  # a busy machine that starts Python
@@ -36,7 +36,6 @@ STACK_BYTES = 1 << 20
 """An eighth of what an engine compiles with: what is nested too deeply ends the checker, and never
 an engine."""
 MEMORY_BYTES = 4 << 30
-TOOLS = "tools"
 _POINTER = re.compile(r"at (/.*?): ", re.DOTALL)
 COMMAND = "from rebar.service.grammar_check import main; main()"
 TOO_LONG = f"it takes longer than {CHECK_SECONDS:.0f} s to compile"

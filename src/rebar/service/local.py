@@ -11,10 +11,11 @@ from __future__ import annotations
 import itertools
 import queue
 import secrets
+import threading
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import msgspec
 import numpy as np
@@ -25,12 +26,14 @@ from rebar.service.conversation import turns_of
 from rebar.service.embedding import shortened
 from rebar.service.embedding_request import embedding_job
 from rebar.service.engine import InferenceEngine
-from rebar.service.grammar_check import GrammarChecker
 from rebar.service.messages import Delta, FinishReason, Orders, Pooling, RequestPacket, StepReport
 from rebar.service.model import ServedModel
 from rebar.service.validator import Caller, Job, Validator
 from rebar.service.wire import ChatBody, CompletionBody, EmbeddingBody
 from rebar.service.worker import EngineWorker
+
+if TYPE_CHECKING:
+    from rebar.service.grammar_check import GrammarChecker
 
 B = TypeVar("B", ChatBody, CompletionBody, EmbeddingBody)
 
@@ -106,8 +109,8 @@ class Model:
         self._validator = Validator(served)
         self._mail = Mailbox()
         self._worker = EngineWorker(engine, self._mail.deliver)
-        self._checker = GrammarChecker()  # starts its process with the first grammar
-        weakref.finalize(self, self._checker.close)
+        self._checker: GrammarChecker | None = None
+        self._making = threading.Lock()
         weakref.finalize(self, self._worker.stop)
         self._worker.start()
 
@@ -181,7 +184,8 @@ class Model:
     def close(self) -> None:
         """Frees the model. Requests in progress fail with EngineError."""
         self._worker.stop()
-        self._checker.close()
+        if self._checker is not None:
+            self._checker.close()
 
     def __enter__(self) -> Self:
         return self
@@ -214,8 +218,18 @@ class Model:
         if len(job.packets) != 1:
             raise InputError("One prompt and n = 1 at a time; call again for more.", param="n")
         if job.grammar:
-            self._checker.check(job.grammar, job.place)
+            self._checking().check(job.grammar, job.place)
         return job
+
+    def _checking(self) -> GrammarChecker:
+        """Made, and imported, when the first grammar comes: it brings sockets and processes."""
+        with self._making:
+            if self._checker is None:
+                from rebar.service.grammar_check import GrammarChecker
+
+                self._checker = GrammarChecker()
+                weakref.finalize(self, self._checker.close)
+            return self._checker
 
     def _texts(self, job: Job) -> Iterator[str]:
         return (delta.text for delta in self._deltas(job.packets[0]) if delta.text)

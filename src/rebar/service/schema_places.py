@@ -12,6 +12,8 @@ from typing import Any
 from rebar.errors import InputError
 from rebar.service.patterns import check_pattern
 
+TOOLS = "tools"
+"""The place of the grammar of tool calls, which holds a schema for each tool."""
 DATA = frozenset({"const", "enum", "default", "examples"})
 """What stands under these is no schema, whatever it looks like."""
 MAPS = frozenset({"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"})

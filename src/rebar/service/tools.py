@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from rebar.errors import InputError
-from rebar.service.grammar_check import TOOLS
-from rebar.service.schema_places import Schema, check_schema
+from rebar.service.schema_places import TOOLS, Schema, check_schema
 from rebar.service.structured import MAX_GRAMMAR_BYTES, json_rules
 from rebar.service.tool_parser import CLOSE, OPEN
 from rebar.service.wire import ChatBody, Tool
