@@ -70,7 +70,7 @@ HISTOGRAMS: tuple[tuple[str, str, Callable[[Measures], Histogram]], ...] = (
     ),
     (
         "rebar_inter_token_latency_seconds",
-        "Between one token of a choice and the next",
+        "Between one arrival of tokens of a choice and the next",
         lambda m: m.inter_token,
     ),
     (
