@@ -42,7 +42,7 @@ def test_no_stream_is_lost_over_a_model_that_costs_nothing(tmp_path: Path) -> No
 
 
 def test_a_crowd_says_what_each_says_alone(tmp_path: Path, model: str) -> None:
-    lines = load_crowd.prove(given(tmp_path, streams=100, model=model))
+    lines = load_crowd.prove(given(tmp_path, streams=100, alone=0, model=model))
     assert missed(lines) == []
 
 
