@@ -11,7 +11,7 @@ import argparse
 import re
 
 from bench.harness import Line, note
-from bench.serving import corpus, holds, rebar_server, run, text_of
+from bench.serving import Default, corpus, holds, rebar_server, run, text_of
 
 from rebar.insight.load import LoadRun, Pace, Tally
 from rebar.insight.load_target import LoadTarget
@@ -21,6 +21,7 @@ FRONT_MB = 400
 """A front that holds 1,000 requests: some 100 MB of Python and tables, the rest for them."""
 BESIDE_PLAN_MB = 160
 """Python, libraries and tables of the tokenizer in the engine, beside its planned pools."""
+DEFAULTS: dict[str, Default] = {"streams": 1000, "alone": 0}
 
 
 def texts(target: LoadTarget, streams: int, at_once: int) -> tuple[Tally, dict[int, str]]:
@@ -72,4 +73,4 @@ def prove(given: argparse.Namespace) -> list[Line]:
 
 
 if __name__ == "__main__":
-    run(__doc__, prove, streams=1000, alone=0)
+    run(__doc__, prove, **DEFAULTS)

@@ -11,13 +11,14 @@ from __future__ import annotations
 import argparse
 
 from bench.harness import Line, note
-from bench.serving import Server, holds, run, scripted_server, text_of
+from bench.serving import Default, Server, holds, run, scripted_server, text_of
 
 from rebar.insight.load import LoadRun, Pace, Tally
 from rebar.insight.workload import Lengths, Workload
 
 TARGET = 20_000.0
 ALPHABET = "abcdefghijklmnopqrstuvwxyz"
+DEFAULTS: dict[str, Default] = {"streams": 1000, "tokens": 200, "runs": 10, "step_ms": 40.0}
 
 
 def expected(first: int, count: int) -> str:
@@ -75,4 +76,4 @@ def prove(given: argparse.Namespace) -> list[Line]:
 
 
 if __name__ == "__main__":
-    run(__doc__, prove, streams=1000, tokens=200, runs=10, step_ms=40.0)
+    run(__doc__, prove, **DEFAULTS)
