@@ -9,6 +9,7 @@ void bind_hal(nb::module_& m);       // native/bind_hal.cpp: pool, program, laun
 void bind_weights(nb::module_& m);   // native/cpu/bind_weights.cpp: pack, unpack, sizes
 void bind_text(nb::module_& m);      // native/text/bind_text.cpp: tokenizers, streaming text
 void bind_sampling(nb::module_& m);  // native/sampling/bind_sampling.cpp: logits -> id
+void bind_lookup(nb::module_& m);    // native/sampling/bind_lookup.cpp: what an id may be, from the ids before
 void bind_probe(nb::module_& m);     // native/bind_probe.cpp: what the machine gives
 
 NB_MODULE(_native, m) {
@@ -20,5 +21,6 @@ NB_MODULE(_native, m) {
   bind_weights(m);
   bind_text(m);
   bind_sampling(m);
+  bind_lookup(m);
   bind_probe(m);
 }

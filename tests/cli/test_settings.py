@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rebar.cli.main import VERBS, build_app
-from rebar.cli.options import DEFAULT_MODEL, format_size, parse_size
+from rebar.cli.options import DEFAULT_MODEL, AnswerFlags, format_size, parse_size
 from rebar.cli.settings import FLAGS, check_variables, places, read_file
 from rebar.errors import InputError
 from rebar.service import api
@@ -44,6 +44,17 @@ def test_what_is_no_size_is_refused_with_an_example(text: str) -> None:
 def test_a_printed_size_reads_back_within_its_last_digit(nbytes: int) -> None:
     # One decimal of a value of at least 1.0: off by at most half of 0.1, that is 5 %.
     assert abs(parse_size(format_size(nbytes)) - nbytes) <= nbytes * 0.05 + 0.5
+
+
+@pytest.mark.parametrize(("text", "guesses"), [("auto", 7), ("off", 0), ("0", 0), ("3", 3)])
+def test_speculation(text: str, guesses: int) -> None:
+    assert AnswerFlags(speculation=text).guesses == guesses
+
+
+@pytest.mark.parametrize("text", ["", "8", "-1", "on", "3.5", "٣"])
+def test_what_is_no_speculation_is_refused(text: str) -> None:
+    with pytest.raises(InputError, match="--speculation is auto, off or a number up to 7"):
+        _ = AnswerFlags(speculation=text).guesses
 
 
 def test_a_misspelled_variable_is_refused_and_the_right_ones_are_named() -> None:

@@ -235,17 +235,17 @@ def test_a_mask_is_the_same_as_logits_that_allow_no_more(
         sampler = Sampler(logits.shape[1], isa=isa)
         (expected,) = sampler.sample(masked, [wanted(params, prompt, output)])
         w = wanted(params, prompt, output)
-        w.sequence.allowed = words.view(np.int32)
+        w.sequence.allowed = words.view(np.int32)[None]
         assert sampler.sample(logits, [w]) == [expected]
         scored = wanted(replace(params, logprobs=2), prompt, output)
         free = sampler.sample(logits, [scored])[0].top
-        scored.sequence.allowed = words.view(np.int32)
+        scored.sequence.allowed = words.view(np.int32)[None]
         (answer,) = sampler.sample(logits, [scored])
         assert (answer.id, answer.top) == (expected.id, free)
 
 
 def test_a_mask_without_a_bit_for_every_id_is_refused() -> None:
     w = wanted(SamplingParams(), [1], [])
-    w.sequence.allowed = np.zeros(1, np.int32)
+    w.sequence.allowed = np.zeros((1, 1), np.int32)
     with pytest.raises(ShapeError, match="a bit for every id"):
         Sampler(33).sample(np.zeros((1, 33), np.float32), [w])

@@ -23,9 +23,11 @@ from tests.service.live import Client, Live, said
 from tests.service.test_structured import BAD, form
 
 
-def allowed(sequence: Sequence) -> list[int]:
+def allowed(sequence: Sequence, position: int) -> list[int]:
+    """What may follow `position`; a mask for every guess."""
     assert sequence.allowed is not None, "no constraint reached the engine"
-    bits = np.unpackbits(sequence.allowed.view(np.uint8), bitorder="little")
+    mask = sequence.allowed[position + 1 - sequence.total]
+    bits = np.unpackbits(mask.view(np.uint8), bitorder="little")
     return [int(i) for i in np.flatnonzero(bits)]
 
 
@@ -33,7 +35,7 @@ def preferring(*texts: str) -> Callable[[Sequence, int], int]:
     """The first of these bytes that is allowed, else whatever is."""
 
     def choose(sequence: Sequence, position: int) -> int:
-        ids = allowed(sequence)
+        ids = allowed(sequence, position)
         return next((ord(text) for text in texts if ord(text) in ids), ids[-1])
 
     return choose
@@ -41,7 +43,7 @@ def preferring(*texts: str) -> Callable[[Sequence, int], int]:
 
 def arbitrary(sequence: Sequence, position: int) -> int:
     """Any allowed id; which one depends on all before and the seed."""
-    ids = allowed(sequence)
+    ids = allowed(sequence, position)
     return ids[hashed(sequence, position) * 7919 % len(ids)]
 
 
@@ -52,7 +54,9 @@ def saying(text: str) -> Callable[[Sequence, int], int]:
     def choose(sequence: Sequence, position: int) -> int:
         at = position + 1 - sequence.prompt
         token = raw[at] if at < len(raw) else END
-        assert token in allowed(sequence), raw[:at]
+        if bytes(sequence.tokens[sequence.prompt : position + 1].tolist()) != raw[:at]:
+            return END  # a guess was wrong: nobody hears this
+        assert token in allowed(sequence, position), raw[:at]
         return token
 
     return choose

@@ -191,6 +191,24 @@ def test_metrics_count_what_happened(live: Live) -> None:
     assert after["cge_node_count" + key] == live.runner.node_count
 
 
+def test_guesses_are_counted_and_told(live: Live) -> None:
+    """A model that repeats itself: fewer steps than tokens, in /metrics and in the story."""
+    key = f"[('model_name', '{NAME}')]"
+    before = series(live)
+    live.runner.choose = lambda sequence, position: 97 + position % 3
+    headers = {"X-Request-Id": "guessed"}
+    body = {"prompt": "go", "max_tokens": 60}
+    assert live.http.post("/v1/completions", json=body, headers=headers).status_code == 200
+    live.at_rest()
+    grew = {name: after - before[name] for name, after in series(live).items() if name in before}
+    drafted = grew[f"rebar_spec_decode_num_draft_tokens_total{key}"]
+    accepted = grew[f"rebar_spec_decode_num_accepted_tokens_total{key}"]
+    assert drafted >= accepted > 30
+    assert grew[f"rebar_engine_steps_total{key}"] == 60 - accepted
+    (choice,) = live.http.get("/v1/requests/guessed").json()["choices"]
+    assert (choice["drafted"], choice["accepted"]) == (drafted, accepted)
+
+
 def test_openapi_document_is_complete(live: Live) -> None:
     document = live.http.get("/openapi.json").json()
     assert set(document["paths"]) == {

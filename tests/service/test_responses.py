@@ -223,7 +223,11 @@ def test_cut_by_its_length(live: Live, client: openai.OpenAI, stream: bool) -> N
 def first_allowed(sequence: Ids, position: int) -> int:
     """The least id that the grammar lets follow."""
     assert sequence.allowed is not None
-    ids = np.flatnonzero(np.unpackbits(sequence.allowed.view(np.uint8), bitorder="little"))
+    ids = np.flatnonzero(
+        np.unpackbits(
+            sequence.allowed[position + 1 - sequence.total].view(np.uint8), bitorder="little"
+        )
+    )
     return int(ids[0])
 
 

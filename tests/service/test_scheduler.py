@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from rebar.errors import ContextLengthError
 from rebar.service.messages import NORMAL
-from rebar.service.row_budget import LEAST_ROWS, STEP_SECONDS, RowBudget
 from rebar.service.scheduler import Scheduler
+from rebar.service.step_cost import StepWork
 from tests.service.fakes import END, FakePool
 from tests.service.scheduling import generation, run, tickets
 
@@ -115,57 +115,10 @@ def test_memory_is_shared_to_the_brim_and_never_locked(
     assert not list(scheduler)
 
 
-def cost(rows: int) -> float:
-    """Seconds of a step on the machine that row_budget.py speaks of, about."""
-    return 0.003 + 0.0006 * rows
-
-
-def test_a_long_prompt_beside_eight_streams() -> None:
-    """4,000 tokens: every stream has a token in every step, no step takes much longer than is
-    allowed once the cost is known, and the prompt is through in the time that leaves.
-    """
-    scheduler = Scheduler(FakePool(600), max_rows=512, max_running=16)
-    streams = [generation(i, 4, 1000) for i in range(8)]
-    for stream in streams:
-        scheduler.add(stream)
-    now = 0.0
-    for _ in range(3):
-        run(scheduler, scheduler.schedule(now))
-    long = generation(9, 4000, 1)
-    scheduler.add(long)
-    took = []
-    while long in list(scheduler):
-        plan = scheduler.schedule(now)
-        assert set(streams) <= set(plan.work)
-        rows = sum(row.count for row in plan.rows)
-        took.append(cost(rows))
-        now += took[-1]
-        scheduler.budget.measured(rows, took[-1])
-        run(scheduler, plan)
-    assert max(took) <= 1.1 * STEP_SECONDS
-    assert min(took[:-1]) >= 0.7 * STEP_SECONDS, "room was left unused"
-    assert now < 4000 * 0.0006 * 1.5
-
-
-def test_budgets() -> None:
-    """Slow models still advance, one hiccup changes little, alone a prompt gets more."""
-    budget = RowBudget(512)
-    assert budget.prompt_rows(0) == 512
-    budget.measured(10, 100.0)
-    assert budget.prompt_rows(8) == LEAST_ROWS
-    assert budget.prompt_rows(510) == 2
-    budget = RowBudget(512)
-    budget.measured(80, 0.05)
-    assert budget.prompt_rows(8) == 72
-    assert budget.prompt_rows(0) == 400
-    budget.measured(80, 60.0)
-    assert budget.prompt_rows(8) >= 72 // 2 - 4
-
-
 def test_what_cannot_be_in_time_is_not_started() -> None:
     """Nor is it gone on with; who has no deadline is not asked."""
     scheduler = Scheduler(FakePool(64), max_rows=64, max_running=1)
-    scheduler.budget.measured(100, 1.0)  # 10 ms a position
+    scheduler.budget.measured(StepWork(100, 5050), 1.0)  # 10 ms a position
     scheduler.add(generation(1, 10, 60))
     scheduler.add(generation(2, 50, 60, deadline=1.0))
     scheduler.add(generation(3, 50, 60, deadline=9.0))

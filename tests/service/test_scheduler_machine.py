@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, precondition, rule
@@ -11,8 +13,27 @@ from rebar.graph.sequence import Sequence as Ids
 from rebar.service.generation import Generation
 from rebar.service.messages import HIGH, LOW, NORMAL
 from rebar.service.scheduler import Scheduler
+from rebar.service.speculation import Speculation
 from tests.service.fakes import BLOCK, ScriptedRunner, hashed
 from tests.service.scheduling import generation
+
+
+class Guesses(Speculation):
+    """Some right ids, then a wrong one: what `hashed` would say is known."""
+
+    def offer(self, decoding: Sequence[Generation], max_rows: int) -> list[list[int]]:
+        room = max_rows - len(decoding)
+        return [self.guesses(g, room // len(decoding)) for g in decoding]
+
+    def guesses(self, generation: Generation, most: int) -> list[int]:
+        sequence = generation.sequence
+        said = sequence.total - sequence.prompt
+        ahead = Ids(sequence.tokens.copy(), sequence.prompt, sequence.sampling, sequence.total)
+        ahead.tokens.resize(len(ahead.tokens) + most + 1)
+        for _ in range(most):
+            ahead.append(hashed(ahead, ahead.total - 1))
+        right = (said + generation.packet.ticket) % (most + 1)
+        return [*ahead.tokens[sequence.total : sequence.total + right].tolist(), 5][:most]
 
 
 class Accounting(RuleBasedStateMachine):
@@ -26,7 +47,7 @@ class Accounting(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.runner = ScriptedRunner(choose=hashed, kv_blocks=8, max_rows=8)
-        self.scheduler = Scheduler(self.runner.kv, max_rows=8, max_running=4)
+        self.scheduler = Scheduler(self.runner.kv, max_rows=8, max_running=4, speculation=Guesses())
         self.ticket = 0
         self.now = 0.0
 

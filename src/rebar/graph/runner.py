@@ -146,7 +146,7 @@ class Runner:
                 "or load with --max-context."
             )
             raise ContextLengthError(message, code="context_length_exceeded")
-        if row.count < 1 or row.first < 0 or end > row.sequence.total:
+        if row.count < 1 or row.first < 0 or end > row.sequence.total + row.sequence.guesses:
             raise ShapeError(f"rows {row.first}..{end} of a sequence of {row.sequence.total} ids")
         if len(row.sequence.blocks) * BLOCK_POSITIONS < end:
             raise ShapeError(

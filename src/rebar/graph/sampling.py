@@ -30,8 +30,8 @@ LOGPROB_FLOOR = -9999.0
 class Wanted:
     """One row of logits: those of `position` in `sequence`, which speak of the id at position + 1.
 
-    The id is sampled when position + 1 == sequence.total; else it is known and its log probability
-    is reported.
+    The id is sampled when position + 1 >= sequence.total, with guesses taken for said; else it is
+    known and its log probability is reported.
     """
 
     sequence: Sequence
@@ -153,8 +153,10 @@ def _row(
 ) -> tuple[NDArray[np.int32], int, int, int, _native.SamplerParams, NDArray[np.int32] | None]:
     s = wanted.sequence
     native = _GREEDY if isinstance(params, InputError) else params
-    allowed = s.allowed if wanted.position + 1 == s.total else None
-    return s.tokens, s.prompt, s.total, wanted.position, native, allowed
+    guessed = wanted.position + 1 - s.total
+    total = s.total + min(max(guessed, 0), s.guesses)
+    allowed = s.allowed[guessed] if s.allowed is not None and 0 <= guessed <= s.guesses else None
+    return s.tokens, s.prompt, total, wanted.position, native, allowed
 
 
 def _sampled(

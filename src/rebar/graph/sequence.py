@@ -14,6 +14,10 @@ from numpy.typing import NDArray
 
 from rebar.errors import RebarError
 
+MAX_GUESSES = 7
+"""Ids guessed at a time: with the one that is known a tile of eight rows, whose products read the
+weights once."""
+
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
@@ -42,7 +46,10 @@ class Sequence:
     """Ids of one request. tokens[:prompt] came in, tokens[prompt:total] were sampled; KV exists for
     [:computed].
 
-    allowed: which ids may be sampled at `total`: bit id % 32 of word id // 32; None: every id.
+    guesses: so many ids after `total` are guessed, for the step in progress only. The ids at their
+    places are sampled as if they were right; those after a wrong one mean nothing.
+    allowed: which ids may be sampled, (at least 1 + guesses, words): row i is for the id at
+    total + i, bit id % 32 of word id // 32; None: every id.
     """
 
     tokens: NDArray[np.int32]
@@ -52,6 +59,7 @@ class Sequence:
     computed: int = 0
     blocks: list[int] = field(default_factory=list)
     allowed: NDArray[np.int32] | None = None
+    guesses: int = 0
 
     @classmethod
     def of(cls, ids: list[int], capacity: int, sampling: SamplingParams) -> Sequence:
@@ -71,7 +79,7 @@ class Row:
     """A slice of one sequence in one step: positions first .. first+count-1.
 
     `wants`: absolute positions in the slice whose logits are needed. At position p the id for p+1
-    is sampled when p+1 == total, else (the id is known) its log probability is reported. hidden:
+    is sampled when p+1 >= total, else (the id is known) its log probability is reported. hidden:
     they are answered with their hidden states instead.
     """
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from rebar.dataflow.models import open_converted
 from rebar.graph import RunnerOptions
 from rebar.graph.memory_plan import KVName
+from rebar.graph.sequence import MAX_GUESSES
 from rebar.graph.weights.model_file import Progress
 from rebar.graph.weights.source import DEFAULT_HUB
 from rebar.service.loading import load_model
@@ -25,6 +26,7 @@ def load(
     kv: KVName = "f16",
     cache: Path | None = None,
     hub: str = DEFAULT_HUB,
+    speculation: int = MAX_GUESSES,
     offline: bool = False,
     progress: Progress | None = None,
 ) -> Model:
@@ -37,6 +39,8 @@ def load(
         max_context: longest prompt and answer in tokens; None for the model's, up to 8192.
         kv_tokens: tokens the KV cache holds for all requests together; None to decide by memory.
         kv: "f16", or "int8" for half the bytes of the cache at a small loss.
+        speculation: most tokens guessed at a time from the text so far, 0 to 7. Answers do not
+            depend on it.
         offline: never use the network.
         progress: called with (what, done, total) while something takes long.
 
@@ -47,5 +51,5 @@ def load(
     options = RunnerOptions(
         threads=threads, memory=memory, max_context=max_context, kv_tokens=kv_tokens, kv=kv
     )
-    loaded = load_model(file, options, name=str(name), progress=progress)
+    loaded = load_model(file, options, name=str(name), speculation=speculation, progress=progress)
     return Model(loaded.served, loaded.engine)

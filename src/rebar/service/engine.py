@@ -9,7 +9,7 @@ from collections.abc import Callable
 import msgspec
 
 from rebar.errors import EngineError, InputError, RebarError
-from rebar.graph.sequence import Row, Sampled
+from rebar.graph.sequence import MAX_GUESSES, Row, Sampled
 from rebar.service.embedding import PooledGeneration
 from rebar.service.generation import Generation
 from rebar.service.grammar import Grammars
@@ -23,7 +23,9 @@ from rebar.service.messages import (
     Orders,
     RequestPacket,
 )
-from rebar.service.scheduler import Plan, Scheduler
+from rebar.service.scheduler import Plan, Scheduler, work_of
+from rebar.service.speculation import Speculation
+from rebar.service.step_cost import StepWork
 
 log = logging.getLogger("rebar.service.engine")
 
@@ -39,7 +41,8 @@ class InferenceEngine:
     A failure belongs to whom it belongs: when a step raises, its rows are run again alone (a step
     changes no sequence, so that gives the same bits) and only those that raise again fail.
 
-    model, sharing: as of Scheduler. clock: seconds; the monotonic clock where packets bring times.
+    model, sharing: as of Scheduler. speculation: ids guessed at a time, 0 for none. clock: seconds;
+    the monotonic clock where packets bring times.
     """
 
     def __init__(
@@ -52,6 +55,7 @@ class InferenceEngine:
         grammars: Grammars | None = None,
         model: bytes = b"",
         sharing: bool = True,
+        speculation: int = MAX_GUESSES,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.runner = runner
@@ -64,6 +68,7 @@ class InferenceEngine:
             max_running=max_running,
             model=model,
             sharing=sharing,
+            speculation=Speculation(speculation),
         )
         self._checked = False
         self._priorities = [0, 0, 0]  # open choices: high, normal, low
@@ -97,6 +102,7 @@ class InferenceEngine:
         if plan.rows:
             answers = self._run(plan.rows)
             now = self.clock()
+            self._learn(plan.rows, now - started)
             done = [self._commit(plan, i, answer, now) for i, answer in enumerate(answers)]
             self._count(plan, done, now - started)
             deltas += done
@@ -148,12 +154,14 @@ class InferenceEngine:
             oldest_wait=self._next_waits(),
             cached_tokens=scheduler.cached_tokens,
             preemptions=scheduler.preemptions,
+            draft_tokens=scheduler.speculation.guessed,
+            accepted_tokens=scheduler.speculation.right,
             evictions=pool.evictions,
         )
 
     def _row_limit(self) -> int:
-        decoding = sum(g.remaining == 1 for g in self.scheduler.running)
-        return decoding + self.scheduler.budget.prompt_rows(decoding)
+        beside = work_of(g for g in self.scheduler.running if g.remaining == 1)
+        return beside.positions + self.scheduler.budget.prompt_rows(beside)
 
     def _next_waits(self) -> float:
         waiting = self.scheduler.waiting
@@ -233,11 +241,15 @@ class InferenceEngine:
     def _commit(self, plan: Plan, i: int, answer: Answers, now: float) -> Delta:
         generation, journal = plan.work[i], plan.work[i].journal
         ticket = generation.packet.ticket
+        guesses = generation.sequence.guesses
         outcome = self._outcome(generation, plan.rows[i], answer)
         if isinstance(outcome, Exception):
             outcome = Delta(ticket=ticket, failure=failure_of(outcome))
         else:
             self.scheduler.advanced(generation, plan.rows[i])
+            if guesses:
+                self.scheduler.speculation.booked(guesses, len(outcome.ids) - 1)
+                journal.guess(guesses, len(outcome.ids) - 1)
         begins = journal.first_token is None and bool(outcome.ids)
         journal.step(now, bool(outcome.ids))
         if begins or outcome.last:
@@ -254,24 +266,42 @@ class InferenceEngine:
         """
         if isinstance(answer, Exception):
             return answer
-        for sampled in answer:
-            if sampled.error is not None:
-                return sampled.error
-            if not row.hidden and not 0 <= sampled.id < self.vocab_size:
-                return EngineError(
-                    f"The model chose id {sampled.id}, which is no token of its vocabulary. "
-                    "Send the request again."
-                )
+        for i, sampled in enumerate(answer):
+            wrong = self._fault(row, sampled)
+            # What only a guess led to is asked again, should it be needed, where it stands alone.
+            if wrong is not None and i >= len(answer) - generation.sequence.guesses:
+                answer = answer[:i]
+                break
+            if wrong is not None:
+                return wrong
         try:
             return generation.take(row, answer)
         except Exception as error:
             return error
 
+    def _fault(self, row: Row, sampled: Sampled) -> Exception | None:
+        if sampled.error is not None:
+            return sampled.error
+        if row.hidden or 0 <= sampled.id < self.vocab_size:
+            return None
+        return EngineError(
+            f"The model chose id {sampled.id}, which is no token of its vocabulary. "
+            "Send the request again."
+        )
+
+    def _learn(self, rows: list[Row], seconds: float) -> None:
+        """What a step costs, from one that was made. Guesses are still in their sequences."""
+        if all(row.count - row.sequence.guesses == 1 for row in rows):
+            self.scheduler.speculation.steps.measured(sum(row.count for row in rows), seconds)
+            return
+        work = StepWork()
+        for row in rows:
+            work = work.and_row(row.first, row.count)
+        self.scheduler.budget.measured(work, seconds)
+
     def _count(self, plan: Plan, deltas: list[Delta], seconds: float) -> None:
         was = self._stats
         rows = sum(row.count for row in plan.rows)
-        if any(row.count > 1 for row in plan.rows):
-            self.scheduler.budget.measured(rows, seconds)
         prompt = sum(max(0, min(r.first + r.count, r.sequence.prompt) - r.first) for r in plan.rows)
         self._stats = msgspec.structs.replace(
             was,

@@ -145,7 +145,13 @@ class _Engine:
         try:
             spec = self.spec
             file = open_model(Path(spec.path))
-            loaded = load_engine(file, spec.options, spec.max_running, spec.max_waiting)
+            loaded = load_engine(
+                file,
+                spec.options,
+                spec.max_running,
+                spec.max_waiting,
+                speculation=spec.speculation,
+            )
             warm_up(loaded.engine.runner)
         except RebarError as error:
             self.send(Refused(type(error).__name__, str(error)))

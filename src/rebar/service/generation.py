@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
+from itertools import takewhile
 
+from rebar._native import Lookup
 from rebar.errors import EngineError
-from rebar.graph.sequence import Row, Sampled, Sequence
+from rebar.graph.sequence import MAX_GUESSES, Row, Sampled, Sequence
 from rebar.service.grammar import GrammarState
 from rebar.service.interfaces import StreamingText
 from rebar.service.journal import Journal
@@ -38,6 +41,7 @@ class Generation:
         "_owed",
         "_scoring",
         "journal",
+        "lookup",
         "packet",
         "rank",
         "sampled",
@@ -62,13 +66,14 @@ class Generation:
         capacity = len(packet.prompt) + packet.max_tokens
         self.sequence = Sequence.of(packet.prompt, capacity, packet.sampling)
         self._grammar = grammar
-        self.sequence.allowed = None if grammar is None else grammar.allowed
+        self.sequence.allowed = None if grammar is None else grammar.masks
         self._scoring = packet.sampling.logprobs is not None
         self._held: list[TokenScore] = []
         for token in packet.said:
             self.sequence.append(token)
             self.text.push(token)
         self.sampled = len(packet.said)
+        self.lookup: Lookup | None = None  # of who guesses (speculation.py)
         # Scores that were held back with the text when the engine before ended are computed anew.
         owed = self._scoring and packet.scored < len(packet.said)
         self._owed = len(packet.prompt) + packet.scored if owed else self.sequence.total
@@ -97,59 +102,92 @@ class Generation:
         """Forgets what was computed, not what was answered: it will go on with the same bits."""
         self.sequence.computed = 0
 
-    def row(self, count: int) -> Row:
-        """The next `count` positions as a row; logits only where something is read from them."""
-        sequence = self.sequence
-        first, end = sequence.computed, sequence.computed + count
-        wanted = min(self._asked, sequence.total - 1)
-        last = end if self.packet.max_tokens else min(end, sequence.total - 1)
-        return Row(sequence, first, count, range(min(max(first, wanted), last), last))
+    @property
+    def guessable(self) -> int:
+        """Ids that may be guessed after the one that is sampled next: those behind them are asked
+        for too.
+        """
+        left = self.packet.max_tokens - self.sampled - 1
+        return max(0, min(MAX_GUESSES, left)) if self.remaining == 1 else 0
 
-    def take(self, row: Row, answers: list[Sampled]) -> Delta:
-        """Books a computed row and says what it added. Raises EngineError when an answer is no
-        answer.
+    def guess(self, ids: Iterable[int]) -> None:
+        """Puts guesses for what will be said into the sequence, up to the first after which nothing
+        would follow. They are part of the next row and forgotten when it is taken.
+        """
+        ends = self.packet.end_ids
+        sound = list(takewhile(lambda token: token not in ends, ids))[: self.guessable]
+        if self._grammar is not None and sound:
+            sound = sound[: self._grammar.look_ahead(sound)]
+        sequence = self.sequence
+        sequence.tokens[sequence.total : sequence.total + len(sound)] = sound
+        sequence.guesses = len(sound)
+
+    def row(self, count: int) -> Row:
+        """The next `count` positions and those of the guesses as a row; logits only where something
+        is read from them.
         """
         sequence = self.sequence
-        if len(answers) != len(row.wants):
+        first, end = sequence.computed, sequence.computed + count + sequence.guesses
+        wanted = min(self._asked, sequence.total - 1)
+        last = end if self.packet.max_tokens else min(end, sequence.total - 1)
+        return Row(sequence, first, end - first, range(min(max(first, wanted), last), last))
+
+    def take(self, row: Row, answers: list[Sampled]) -> Delta:
+        """Books a computed row and says what it added: after the known ids as many as were guessed
+        right, and one more. Raises EngineError when an answer is no answer; those of guesses may be
+        missing from some point on.
+        """
+        sequence = self.sequence
+        guesses, sequence.guesses = sequence.guesses, 0
+        if not len(row.wants) - guesses <= len(answers) <= len(row.wants):
             raise EngineError(f"{len(row.wants)} positions were wanted, {len(answers)} came back.")
-        sequence.computed = row.first + row.count
+        known = sequence.total
         delta = Delta(ticket=self.packet.ticket)
-        for position, answer in zip(row.wants, answers, strict=True):
+        for position, answer in zip(row.wants, answers, strict=False):
             if position + 1 == sequence.total:
-                self._append(answer, delta)
+                if not self._append(answer, delta):
+                    break
             elif position + 1 >= self._owed:
                 self._held.append(score_of(answer))
             elif position < len(self.packet.prompt) - 1:
                 delta.prompt_scores.append(score_of(answer))
+        right = max(0, sequence.total - known - 1)
+        sequence.computed = row.first + row.count - guesses + right
         self._asked = max(self._asked, sequence.computed)
         if not self.packet.max_tokens and sequence.computed == sequence.total:
             delta.finish = "length"
         return delta
 
-    def _append(self, answer: Sampled, delta: Delta) -> None:
+    def _append(self, answer: Sampled, delta: Delta) -> bool:
+        """Adds an id that was sampled. Whether the answer after it counts: it had been guessed, and
+        the choice goes on. Its place holds the guess or, where none was made, anything: then no
+        answer comes after it.
+        """
         packet, text = self.packet, self.text
+        guessed_right = int(self.sequence.tokens[self.sequence.total]) == answer.id
         self.sequence.append(answer.id)
         self.sampled += 1
         delta.ids.append(answer.id)
+        new = ""
         if answer.id in packet.end_ids:
             delta.finish = "stop"
         else:
             if self._scoring:
                 self._held.append(score_of(answer))
-            delta.text = text.push(answer.id)
+            new = text.push(answer.id)
             complete = self._grammar is not None and self._grammar.take(answer.id)
             if text.stopped or complete:
                 delta.finish, delta.stopped_by = "stop", text.met
             elif self.sampled == packet.max_tokens:
                 delta.finish = "length"
         if delta.finish and not text.stopped:
-            delta.text += text.finish()
-        self._release_scores(delta)
-
-    def _release_scores(self, delta: Delta) -> None:
-        """Scores go out with the text they belong to; those of a swallowed stop string never do."""
-        if delta.text or (delta.finish and not self.text.stopped):
-            delta.scores, self._held = self._held, []
+            new += text.finish()
+        delta.text += new
+        # Scores go out with the text they belong to; those of a swallowed stop string never do.
+        if new or (delta.finish and not text.stopped):
+            delta.scores += self._held
+            self._held = []
+        return guessed_right and not delta.last
 
 
 def score_of(answer: Sampled) -> TokenScore:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rebar.errors import EngineError, InputError
+from rebar.graph.sequence import MAX_GUESSES
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLParserLimits, LLTokenizer
@@ -60,17 +62,32 @@ def sentence_of(reason: str) -> str:
 
 
 class GrammarState:
-    """Where one choice stands in its grammar. One thread at a time."""
+    """Where one choice stands in its grammar. One thread at a time.
+
+    masks (1 + MAX_GUESSES, words): row 0 says what may be said now, row i what after i of the ids
+    that `look_ahead` was given. Those are tried on a copy, so that nothing has to be taken back and
+    a grammar that becomes too costly on the way has not failed the choice.
+    """
 
     def __init__(self, matcher: LLMatcher, vocab_size: int) -> None:
         self._matcher = matcher
-        self.allowed: NDArray[np.int32] = np.zeros(-(-vocab_size // 32), dtype=np.int32)
+        self._ahead: list[int] = []  # ids whose masks are known, from row 1 on
+        self._used = 0  # of them were said since
+        self.masks: NDArray[np.int32] = np.zeros(
+            (1 + MAX_GUESSES, -(-vocab_size // 32)), dtype=np.int32
+        )
+
+    @property
+    def allowed(self) -> NDArray[np.int32]:
+        """What may be said now: bit id % 32 of word id // 32."""
+        allowed: NDArray[np.int32] = self.masks[0]
+        return allowed
 
     def replay(self, ids: tuple[int, ...]) -> None:
         """Goes through ids that were said before, then says what may follow."""
         if ids and not self._matcher.consume_tokens(list(ids)):
             self._raise()
-        self._look()
+        self._look(self._matcher, 0)
 
     def take(self, token: int) -> bool:
         """Goes on by one id; whether the grammar is complete, so that nothing may follow."""
@@ -78,13 +95,34 @@ class GrammarState:
             self._raise()
         if self._matcher.is_stopped():
             return True
-        self._look()
+        if self._used < len(self._ahead) and self._ahead[self._used] == token:
+            self._used += 1
+            self.masks[0] = self.masks[self._used]
+        else:
+            self._ahead, self._used = [], 0
+            self._look(self._matcher, 0)
         return False
 
-    def _look(self) -> None:
-        self._matcher.unsafe_compute_mask_ptr(self.allowed.ctypes.data, self.allowed.nbytes)
-        if self._matcher.is_error():
+    def look_ahead(self, ids: Sequence[int]) -> int:
+        """How many of `ids` may follow one another from here, with something to say after each."""
+        self._ahead, self._used = [], 0
+        copy = self._matcher.deep_copy()
+        for token in ids[:MAX_GUESSES]:
+            if not copy.consume_token(token) or copy.is_stopped():
+                break
+            if not self._computed(copy, len(self._ahead) + 1):
+                break
+            self._ahead.append(token)
+        return len(self._ahead)
+
+    def _look(self, matcher: LLMatcher, row: int) -> None:
+        if not self._computed(matcher, row):
             self._raise()
+
+    def _computed(self, matcher: LLMatcher, row: int) -> bool:
+        mask = self.masks[row]
+        matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
+        return not matcher.is_error()
 
     def _raise(self) -> None:
         raise refusal(self._matcher.get_error())

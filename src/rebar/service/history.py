@@ -21,7 +21,8 @@ class ChoiceStory(msgspec.Struct, kw_only=True):
 
     state: "open", or how it ended ("stop", "length", "tool_calls", "left", or the code of an
     error). queued: until it was let in. seconds: its age when last heard of. waits: seconds by
-    reason, "order", "place", "memory", "budget", "shared" or "preempted".
+    reason, "order", "place", "memory", "budget", "shared" or "preempted". drafted: tokens that were
+    guessed; accepted: those of them that were said.
     """
 
     index: int
@@ -33,6 +34,8 @@ class ChoiceStory(msgspec.Struct, kw_only=True):
     steps: int = 0
     preempted: int = 0
     cached_tokens: int = 0
+    drafted: int = 0
+    accepted: int = 0
     waits: dict[WaitReason, float] = {}
 
 
@@ -57,6 +60,8 @@ def story_of(index: int, record: ChoiceRecord) -> ChoiceStory:
         steps=record.steps,
         preempted=record.preempted,
         cached_tokens=record.cached_tokens,
+        drafted=record.drafted,
+        accepted=record.accepted,
         waits=record.waits,
     )
 
@@ -106,7 +111,7 @@ class RequestHistory:
     def _tell(self, story: ChoiceStory, record: ChoiceRecord) -> None:
         """The latest, but the beginning as it was first: another engine may have gone on."""
         new = story_of(story.index, record)
-        for name in ("seconds", "steps", "preempted", "waits"):
+        for name in ("seconds", "steps", "preempted", "drafted", "accepted", "waits"):
             setattr(story, name, getattr(new, name))
         if story.first_token is None:
             story.queued, story.first_token = new.queued, new.first_token

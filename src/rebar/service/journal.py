@@ -14,6 +14,8 @@ class Journal:
         "admitted",
         "arrived",
         "cached",
+        "drafted",
+        "drafted_right",
         "first_token",
         "preempted",
         "steps",
@@ -26,6 +28,7 @@ class Journal:
         self.first_token: float | None = None
         self.preempted = self.steps = 0
         self.cached = 0
+        self.drafted = self.drafted_right = 0
         self.waits: dict[WaitReason, float] = {}
         self._reason: WaitReason | None = "order"
         self._since = arrived
@@ -65,6 +68,11 @@ class Journal:
         if sampled and self.first_token is None:
             self.first_token = now
 
+    def guess(self, guesses: int, right: int) -> None:
+        """A step went on over so many guesses, of which so many stood."""
+        self.drafted += guesses
+        self.drafted_right += right
+
     def record(self, priority: int, now: float) -> ChoiceRecord:
         """All of it up to now."""
         waits = dict(self.waits)
@@ -78,6 +86,8 @@ class Journal:
             preempted=self.preempted,
             steps=self.steps,
             cached_tokens=self.cached,
+            drafted=self.drafted,
+            accepted=self.drafted_right,
             waits={reason: seconds for reason, seconds in waits.items() if seconds > 0},
         )
 

@@ -10,7 +10,7 @@ from functools import partial
 from rebar.dataflow.text import TextStream, Tokenizer
 from rebar.errors import CorruptFileError
 from rebar.graph import ModelFile, RunnerOptions, load_runner
-from rebar.graph.sequence import Row, SamplingParams, Sequence
+from rebar.graph.sequence import MAX_GUESSES, Row, SamplingParams, Sequence
 from rebar.graph.weights.model_file import Progress
 from rebar.service.admission import KV_FILLINGS
 from rebar.service.engine import DEFAULT_MAX_RUNNING, InferenceEngine
@@ -40,15 +40,16 @@ def load_model(
     max_running: int = DEFAULT_MAX_RUNNING,
     max_waiting: int = DEFAULT_MAX_WAITING,
     chat: bool = True,
+    speculation: int = MAX_GUESSES,
     progress: Progress | None = None,
 ) -> LoadedModel:
     """Loads what `open_converted` opened. name: what callers call it. chat False: without the
-    chat template, for callers who only continue texts.
+    chat template, for callers who only continue texts. speculation: ids guessed at a time.
 
     Raises MemoryBudgetError before anything is loaded, ContextLengthError, ModelFileError,
     DeviceError.
     """
-    loaded = load_engine(file, options, max_running, max_waiting, progress)
+    loaded = load_engine(file, options, max_running, max_waiting, progress, speculation=speculation)
     served = open_served(file, loaded.limits, name=name, aliases=aliases, chat=chat)
     return LoadedModel(served, loaded.engine)
 
@@ -75,8 +76,11 @@ def load_engine(
     progress: Progress | None = None,
     *,
     sharing: bool = True,
+    speculation: int = MAX_GUESSES,
 ) -> LoadedEngine:
-    """What computes. sharing: as of Scheduler. Raises as load_model does."""
+    """What computes. sharing: as of Scheduler; speculation: ids guessed at a time. Raises as
+    load_model does.
+    """
     tokenizer = _tokenizer(file)
     # Rows that only pad the embedding have no text: they are never sampled.
     runner = load_runner(file, options, vocab_size=tokenizer.vocab_size, progress=progress)
@@ -89,6 +93,7 @@ def load_engine(
         grammars=Grammars(tokenizer),
         model=identity_of(file, options),
         sharing=sharing,
+        speculation=speculation,
     )
     limits = EngineLimits(
         max_context=runner.max_context,
@@ -106,9 +111,10 @@ def spec_of(
     options: RunnerOptions,
     max_running: int = DEFAULT_MAX_RUNNING,
     max_waiting: int = DEFAULT_MAX_WAITING,
+    speculation: int = MAX_GUESSES,
 ) -> EngineSpec:
     """What an engine process is told to load; the file must be a .rebar one, as load_model's."""
-    return EngineSpec(str(file.path), options, max_running, max_waiting)
+    return EngineSpec(str(file.path), options, max_running, max_waiting, speculation)
 
 
 def identity_of(file: ModelFile, options: RunnerOptions) -> bytes:

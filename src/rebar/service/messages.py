@@ -12,7 +12,7 @@ from typing import Literal
 import msgspec
 
 from rebar.graph import RunnerOptions
-from rebar.graph.sequence import SamplingParams
+from rebar.graph.sequence import MAX_GUESSES, SamplingParams
 
 FinishReason = Literal["stop", "length"]
 """Why a choice ended. "stop": an end id, a stop id or a stop string; "length": max_tokens or the
@@ -80,7 +80,8 @@ class ChoiceRecord(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     seconds: its age when this was written. preempted: how often it gave up its memory. steps: how
     many computed a part of it. cached_tokens: tokens of its prompt that had been computed before.
-    waits: seconds by reason.
+    waits: seconds by reason. drafted: ids of its answer that were guessed; accepted: those of them
+    that were said.
     """
 
     priority: int = NORMAL
@@ -91,6 +92,8 @@ class ChoiceRecord(msgspec.Struct, frozen=True, array_like=True, gc=False):
     steps: int = 0
     cached_tokens: int = 0
     waits: dict[WaitReason, float] = {}
+    drafted: int = 0
+    accepted: int = 0
 
 
 class TokenScore(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -178,7 +181,8 @@ class EngineStats(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     row_limit: positions that a step with a prompt may hold now. open_high, open_normal, open_low:
     choices by priority. oldest_wait: age of the one that waits longest. cached_tokens: positions
-    that were not computed because they had been before.
+    that were not computed because they had been before. draft_tokens: ids that were guessed;
+    accepted_tokens: those of them that were said.
     """
 
     steps: int = 0
@@ -202,6 +206,8 @@ class EngineStats(msgspec.Struct, frozen=True, array_like=True, gc=False):
     preemptions: int = 0
     evictions: int = 0
     expired: int = 0
+    draft_tokens: int = 0
+    accepted_tokens: int = 0
 
 
 class StepReport(msgspec.Struct, array_like=True, tag="report"):
@@ -234,12 +240,15 @@ class EngineLimits(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class EngineSpec(msgspec.Struct, frozen=True, array_like=True):
-    """Front to a new engine process, first: what to load. path: a .rebar file."""
+    """Front to a new engine process, first: what to load. path: a .rebar file. speculation: ids
+    guessed at a time.
+    """
 
     path: str
     options: RunnerOptions
     max_running: int
     max_waiting: int
+    speculation: int = MAX_GUESSES
 
 
 class Ready(msgspec.Struct, frozen=True, array_like=True, tag="ready"):

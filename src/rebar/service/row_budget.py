@@ -1,10 +1,12 @@
-"""How many positions of prompts a step may hold, from what positions have cost so far.
+"""How many positions of prompts a step may hold, from what steps have cost so far.
 
 Whoever decodes waits for the whole step, so a step beside decoding choices is kept to STEP_SECONDS.
 Nobody's bits depend on it: prompts may be cut anywhere.
 """
 
 from __future__ import annotations
+
+from rebar.service.step_cost import StepCost, StepWork
 
 STEP_SECONDS = 0.050
 """Twenty tokens a second is faster than anybody reads. SmolLM2 on two cores computes some 80
@@ -16,34 +18,44 @@ LEAST_ROWS = 16
 """A prompt always advances by a block, however slow the model: nobody starves."""
 FIRST_ROWS = 64
 """Beside decoding choices while nothing has been measured."""
-MAX_JUMP = 4.0
-"""A step that took longer than this many times what was expected was held up by something else."""
+MAX_STRAIN = 2.0
+"""A machine may be so much less even than its average before prompts are cut no shorter for it."""
+CALM = 16.0
+"""Steps over which a machine that was uneven is trusted again."""
 
 
 class RowBudget:
-    """Learns the seconds a position costs. Pure: it is told the times.
+    """Learns what steps cost. Pure: it is told the times.
 
-    The cost falls with the size of a step, so only steps that held a prompt are counted, which are
-    of about the size that is asked for: the estimate settles where it and the size agree.
+    The times are a bound, not an average: what steps took longer than expected (`strain`) is taken
+    off at once and given back slowly, so that a machine that stutters gets shorter steps and the
+    size does not swing with every one of them.
     """
 
     def __init__(self, max_rows: int) -> None:
         self.max_rows = max_rows
-        self.row_seconds: float | None = None
+        self.cost = StepCost()
+        self.strain = 1.0
 
-    def prompt_rows(self, decoding: int) -> int:
-        """Positions of prompts for the next step, which also holds one of each that decodes."""
-        most = self.max_rows - decoding
-        if self.row_seconds is None:
-            return min(most, FIRST_ROWS if decoding else self.max_rows)
-        seconds = STEP_SECONDS if decoding else ALONE_SECONDS
-        return min(most, max(LEAST_ROWS, int(seconds / self.row_seconds) - decoding))
+    def prompt_rows(self, beside: StepWork, first: int = 0) -> int:
+        """Positions of prompts, from position `first` on, for a step that also holds `beside`: one
+        position of each choice that decodes.
+        """
+        most = self.max_rows - beside.positions
+        if not self.cost.known:
+            return min(most, FIRST_ROWS if beside.positions else self.max_rows)
+        seconds = STEP_SECONDS if beside.positions else ALONE_SECONDS
+        fitting = self.cost.positions(beside, first, seconds / self.strain)
+        return min(most, max(LEAST_ROWS, fitting))
 
-    def measured(self, rows: int, seconds: float) -> None:
-        """Books a step of `rows` positions, some of them of prompts."""
-        cost = max(seconds, 1e-9) / rows
-        if self.row_seconds is None:
-            self.row_seconds = cost
+    def prompt_seconds(self, first: int, count: int) -> float:
+        """What `count` positions of a prompt from `first` on will take alone; 0 if unknown."""
+        return self.cost.seconds(StepWork().and_row(first, count))
+
+    def measured(self, work: StepWork, seconds: float) -> None:
+        """Books a step that held positions of prompts."""
+        longer = min(self.cost.measured(work, seconds), MAX_STRAIN)
+        if longer > self.strain:
+            self.strain += (longer - self.strain) / 2
         else:
-            cost = min(cost, MAX_JUMP * self.row_seconds)
-            self.row_seconds += (cost - self.row_seconds) / 4
+            self.strain += (max(longer, 1.0) - self.strain) / CALM

@@ -31,7 +31,7 @@ choice whose next block another one is about to compute waits for it.
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from rebar.errors import ContextLengthError
@@ -41,6 +41,8 @@ from rebar.service.interfaces import BlockPool
 from rebar.service.messages import WaitReason
 from rebar.service.prefix import PrefixChain, root_of
 from rebar.service.row_budget import RowBudget
+from rebar.service.speculation import Speculation
+from rebar.service.step_cost import StepWork
 
 QUICK_SHARE = 4
 """The shortest prompt gets one of so many parts of the room when a longer one comes first."""
@@ -49,6 +51,12 @@ QUICK_SHARE = 4
 def rank_of(generation: Generation) -> tuple[float, int]:
     """The lower comes first."""
     return generation.rank
+
+
+def work_of(decoding: Iterable[Generation]) -> StepWork:
+    """What one position of each costs."""
+    depths = [generation.sequence.computed + 1 for generation in decoding]
+    return StepWork(len(depths), sum(depths))
 
 
 def yields(generation: Generation, urgent: Generation | None) -> bool:
@@ -77,6 +85,7 @@ class Scheduler:
     pool: KV blocks. max_rows: positions computed in one step. max_running: choices admitted at a
     time (at most max_rows, so that each can advance in every step). model: a digest of what decides
     keys and values besides ids. sharing False: nothing that was computed is used twice.
+    speculation: who guesses, None for nobody.
     `running` and `waiting` are in order of rank.
     """
 
@@ -88,6 +97,7 @@ class Scheduler:
         max_running: int,
         model: bytes = b"",
         sharing: bool = True,
+        speculation: Speculation | None = None,
     ) -> None:
         self.pool = pool
         self.max_rows = max_rows
@@ -95,6 +105,7 @@ class Scheduler:
         self.waiting: list[Generation] = []
         self.running: list[Generation] = []
         self.budget = RowBudget(max_rows)
+        self.speculation = speculation or Speculation(0)
         self.preemptions = self.cached_tokens = 0
         self._model = model
         self._sharing = sharing
@@ -129,6 +140,7 @@ class Scheduler:
         self._grow(now)
         self._admit(now)
         counts = self._counts(now)
+        self._guess(counts)
         for generation in self.running:
             count = counts.get(generation, 0)
             if count:
@@ -138,11 +150,13 @@ class Scheduler:
         return plan
 
     def advanced(self, generation: Generation, row: Row) -> None:
-        """A row of it was computed: blocks that have become whole may be shared."""
+        """A row of it was computed and taken: blocks that have become whole may be shared. What was
+        computed over wrong guesses lies behind `computed` and is written again.
+        """
         if not self._sharing:
             return
         size = self.pool.block_size
-        first, end = row.first // size, (row.first + row.count) // size
+        first, end = row.first // size, generation.sequence.computed // size
         digests = self._chains[generation].digests(first, end)
         for block, digest in zip(generation.sequence.blocks[first:end], digests, strict=True):
             self.pool.publish(block, digest)
@@ -185,7 +199,7 @@ class Scheduler:
         """Whether the deadline has passed, or would have when the first id could be there."""
         ahead = 0.0
         if generation.journal.admitted is None:
-            ahead = generation.remaining * (self.budget.row_seconds or 0.0)
+            ahead = self.budget.prompt_seconds(generation.sequence.computed, generation.remaining)
         return now + ahead >= deadline
 
     def _grow(self, now: float) -> None:
@@ -260,11 +274,11 @@ class Scheduler:
                 generation.journal.waits_for("order", now)
             elif generation.remaining == 1:
                 counts[generation] = 1
-        decoding = len(counts)
+        beside = work_of(counts)
         behind = [g for g in everybody if not yields(g, urgent)]
         for generation in behind:
             counts.setdefault(generation, 0)
-        left = self.budget.prompt_rows(decoding) if behind else 0
+        left = self.budget.prompt_rows(beside, behind[0].sequence.computed) if behind else 0
         quick = min(behind[1:], key=lambda g: g.remaining, default=None)
         if quick is not None and quick.packet.priority <= behind[0].packet.priority:
             counts[quick] = min(quick.remaining, left // QUICK_SHARE)
@@ -276,6 +290,28 @@ class Scheduler:
             if not counts[generation]:
                 generation.journal.waits_for("budget", now)
         return counts
+
+    def _guess(self, counts: dict[Generation, int]) -> None:
+        """Lets those that decode go on over guesses, where nobody else needs the room."""
+        for generation in counts:
+            generation.sequence.guesses = 0  # of a plan that was not carried out
+        if any(generation.remaining != 1 for generation in counts):
+            return
+        decoding = list(counts)
+        for generation, ids in zip(
+            decoding, self.speculation.offer(decoding, self.max_rows), strict=True
+        ):
+            if ids:
+                generation.guess(ids[: self._reach(generation, len(ids))])
+
+    def _reach(self, generation: Generation, guesses: int) -> int:
+        """How many guesses have memory. A block is taken for them only where nobody needs it."""
+        sequence, size = generation.sequence, self.pool.block_size
+        room = len(sequence.blocks) * size - sequence.total
+        if room < guesses and not self.waiting and self.pool.free_blocks > len(self.running):
+            sequence.blocks += self.pool.allocate(1)
+            room += size
+        return min(room, guesses)
 
     def _behind(self, now: float) -> list[Generation]:
         """Choices more than one position behind that have something to compute themselves."""

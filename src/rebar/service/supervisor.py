@@ -62,6 +62,8 @@ COUNTERS = (
     "preemptions",
     "evictions",
     "expired",
+    "draft_tokens",
+    "accepted_tokens",
 )
 
 

@@ -60,6 +60,16 @@ COUNTERS: tuple[tuple[str, str, Callable[[EngineStats], float]], ...] = (
         lambda s: s.cached_tokens,
     ),
     ("rebar_prefix_cache_evictions", "Known blocks given up for memory", lambda s: s.evictions),
+    (
+        "rebar_spec_decode_num_draft_tokens",
+        "Tokens that were guessed before they were sampled",
+        lambda s: s.draft_tokens,
+    ),
+    (
+        "rebar_spec_decode_num_accepted_tokens",
+        "Guessed tokens that were then sampled",
+        lambda s: s.accepted_tokens,
+    ),
     ("rebar_num_preemptions", "Times a choice gave its memory to another", lambda s: s.preemptions),
 )
 HISTOGRAMS: tuple[tuple[str, str, Callable[[Measures], Histogram]], ...] = (
@@ -70,7 +80,7 @@ HISTOGRAMS: tuple[tuple[str, str, Callable[[Measures], Histogram]], ...] = (
     ),
     (
         "rebar_inter_token_latency_seconds",
-        "Between one arrival of tokens of a choice and the next",
+        "Between one token of a choice and the next; those that come together count once",
         lambda m: m.inter_token,
     ),
     (
