@@ -36,6 +36,7 @@ class FakePool(BlockLedger):
     def __init__(self, total_blocks: int) -> None:
         super().__init__(total_blocks)
         self.written: dict[int, int] = {}
+        self.block_bytes = 1000
 
 
 Chooser = Callable[[Ids, int], int]
@@ -82,6 +83,7 @@ class ScriptedRunner:
         self.slow = slow
         self.choose = choose
         self.free_bytes = 1 << 20
+        self.available_bytes = 1 << 40
         self.node_count = 3
         self.width = WIDTH
         self.before: Callable[[list[Row]], None] | None = None

@@ -227,10 +227,3 @@ def test_a_file_that_means_nothing_names_the_line_and_no_key(
         read_keys(path)
     with pytest.raises(InputError, match="No such file"):
         read_keys(tmp_path / "none")
-
-
-def test_an_empty_variable_is_not_an_open_door() -> None:
-    """REBAR_API_KEY=$UNSET in a unit file started a server that let everybody in."""
-    with pytest.raises(InputError, match="holds no key"):
-        AccessFlags(api_key=()).access()
-    assert not AccessFlags().access().keys

@@ -16,8 +16,9 @@ from rebar.dataflow.text import TextStream
 from rebar.errors import EngineError, ShapeError
 from rebar.graph.sequence import Row, Sampled, SamplingParams
 from rebar.service.engine import InferenceEngine
+from rebar.service.grammar import Grammars
 from rebar.service.interfaces import StreamingText
-from rebar.service.messages import Delta, Orders, RequestPacket, StepReport
+from rebar.service.messages import DEADLINE, Delta, Orders, RequestPacket, StepReport
 from rebar.service.worker import EngineWorker
 from tests.service.fakes import END, ScriptedRunner, hashed, scripted_tokenizer
 from tests.service.live import drive, wait_for
@@ -193,6 +194,41 @@ def test_cancel_in_every_state_frees_everything() -> None:
         assert engine.idle
         assert engine.stats().free_blocks == 2
         assert engine.step() == []
+
+
+class NeverReady(Grammars):
+    """Compiles for ever."""
+
+    def ready(self, grammar: str, wait: float = 0.0) -> bool:
+        return False
+
+
+def test_a_deadline_ends_the_wait_for_a_grammar() -> None:
+    """It ended only what the scheduler knew: a choice whose grammar took seconds to compile came to
+    the scheduler after its deadline, and was told no earlier.
+    """
+    tokenizer, now = scripted_tokenizer(), [10.0]
+    engine = InferenceEngine(
+        ScriptedRunner(b"ok"),
+        partial(TextStream, tokenizer),
+        vocab_size=tokenizer.vocab_size,
+        grammars=NeverReady(tokenizer),
+        clock=lambda: now[0],
+    )
+    hurried = packet(1, grammar="g", arrived=9.0, deadline=12.0)
+    patient = packet(2, grammar="g", arrived=9.0)
+    assert engine.obey(Orders(submit=[hurried, patient])) == []
+    assert engine.step() == []
+    now[0] = 12.0
+    (delta,) = engine.step()
+    assert delta.ticket == 1
+    assert delta.failure is not None
+    assert delta.failure.code == DEADLINE
+    assert delta.record is not None
+    assert delta.record.waits == {"order": 3.0}
+    assert (engine.stats().expired, engine.stats().waiting) == (1, 1)
+    engine.obey(Orders(cancel=[2]))
+    assert engine.idle
 
 
 def test_worker_survives_what_the_engine_did_not_expect(caplog: pytest.LogCaptureFixture) -> None:

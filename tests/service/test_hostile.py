@@ -266,7 +266,7 @@ def test_bodies_that_are_no_object(anywhere: Client) -> None:
     ("path", "fields", "param"),
     [
         (CHAT, {"tools": [{"type": "function"}]}, "tools"),
-        (CHAT, {"response_format": {"type": "xml"}}, "response_format"),
+        (CHAT, {"response_format": {"type": "xml"}}, "response_format.type"),
         (CHAT, {"modalities": ["audio"]}, "modalities"),
         (CHAT, {"no_such_parameter": 1}, "no_such_parameter"),
         (PLAIN, {"prompt": "a", "suffix": "x"}, "suffix"),

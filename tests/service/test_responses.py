@@ -241,7 +241,10 @@ def test_the_form_of_the_text(live: Live) -> None:
     assert answer["text"] == {"format": format}
     assert answer["output"][0]["content"][0]["text"] == '"no"'
     wrong = {"type": "json_schema", "name": 1, "schema": schema}
-    refused(live, PATH, json.dumps({"input": "hi", "text": {"format": wrong}}), "text.format")
+    refused(live, PATH, json.dumps({"input": "hi", "text": {"format": wrong}}), "text.format.name")
+    wrong = {**format, "schema": {"type": "object", "properties": {"a": {"type": "strnig"}}}}
+    place = "text.format.schema.properties.a"
+    refused(live, PATH, json.dumps({"input": "hi", "text": {"format": wrong}}), place)
 
 
 def test_a_failure_in_a_stream(live: Live, client: openai.OpenAI) -> None:

@@ -62,9 +62,11 @@ def packet(i: int, max_tokens: int = 400) -> RequestPacket:
 
 
 def alone(spec: EngineSpec, packets: list[RequestPacket]) -> dict[int, Told | str]:
-    """What each choice says when nothing happens, each in an engine of its own turn."""
+    """What each choice says when nothing happens, each in an engine of its own turn that computes
+    everything, one id a step.
+    """
     file = open_model(Path(spec.path))
-    engine = load_engine(file, spec.options, spec.max_running).engine
+    engine = load_engine(file, spec.options, spec.max_running, sharing=False, speculation=0).engine
     said: dict[int, list[Delta]] = {p.ticket: [] for p in packets}
     for p in packets:
         assert engine.obey(Orders(submit=[p])) == []

@@ -46,9 +46,11 @@ ONE = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n</t
 TWO = ONE + '\n<tool_call>\n{"name": "clock", "arguments": {}}\n</tool_call>'
 
 
-def parsed(pieces: list[str]) -> tuple[str, list[tuple[str, str]]]:
+def parsed(
+    pieces: list[str], names: tuple[str, ...] = (), *, one: bool = False
+) -> tuple[str, list[tuple[str, str]]]:
     """Text and calls (name, arguments) of an answer that came in these pieces."""
-    parser, text, calls = ToolParser(), "", list[list[str]]()
+    parser, text, calls = ToolParser(names, one=one), "", list[list[str]]()
     for parts in [*(parser.push(piece) for piece in pieces), parser.finish()]:
         for part in parts:
             if isinstance(part, str):
@@ -86,10 +88,52 @@ def test_calls_of_a_text(text: str, said: str, calls: list[tuple[str, str]]) -> 
     assert parsed(list(text)) == (said, calls)
 
 
+BARE = '{"name": "f", "arguments": {"a": 1}}'
+FENCED = "```json\n" + BARE + "\n```"
+
+
+@pytest.mark.parametrize(
+    ("text", "said", "calls"),
+    [
+        (BARE, "", [("f", '{"a": 1}')]),
+        ("\n " + BARE + " \n", "", [("f", '{"a": 1}')]),
+        (BARE + "\n" + BARE, "", [("f", '{"a": 1}')] * 2),
+        (FENCED, "", [("f", '{"a": 1}')]),
+        (FENCED + "\n" + FENCED, "", [("f", '{"a": 1}')] * 2),
+        ("```\n" + BARE + "\n" + BARE + "\n```\n", "", [("f", '{"a": 1}')] * 2),
+        (FENCED + "\nThere.", "There.", [("f", '{"a": 1}')]),
+        ('{\n  "name" : "g" }', "", [("g", "{}")]),
+        ('{"name": "f", "arguments": {"s": "}```"}}', "", [("f", '{"s": "}```"}')]),
+        (BARE[:-4], "", [("f", '{"a":')]),
+        (BARE + ONE, "", [("f", '{"a": 1}'), ("get_weather", '{"city": "Paris"}')]),
+        ("Call: " + BARE, "Call: " + BARE, []),  # only an answer that begins with it
+        ('{"name": "other", "arguments": {}}', '{"name": "other", "arguments": {}}', []),
+        ('{"name": "f", "age": 3}', '{"name": "f", "age": 3}', []),
+        ('{"na me": "f"}', '{"na me": "f"}', []),
+        ('{"name": "f', '{"name": "f', []),
+        ("```python\nx\n```", "```python\nx\n```", []),
+        ("```json\n[1]\n```", "```json\n[1]\n```", []),
+        ("  two", "  two", []),
+        ("", "", []),
+    ],
+)  # fmt: skip
+def test_calls_without_marks(text: str, said: str, calls: list[tuple[str, str]]) -> None:
+    """Qwen2.5-Coder never says <tool_call>: its calls were shown as text to everybody."""
+    assert parsed([text], ("f", "g")) == (said, calls)
+    assert parsed(list(text), ("f", "g")) == (said, calls)
+
+
+def test_one_call_without_marks() -> None:
+    """It has no end mark to stop at, so what follows does not count."""
+    for text in (BARE + "\n" + BARE, FENCED + " text", BARE):
+        assert parsed(list(text), ("f",), one=True) == ("", [("f", '{"a": 1}')])
+
+
 PART = st.one_of(
     st.sampled_from([
         "<tool_call>", "</tool_call>", "\n", " ", '{"name": "f", "arguments": ', "{", "}", '"',
         "\\",
+        BARE, "```json\n", "```", '{"name": "g"}',
         '{"a": "b"}', '"x"', "<tool", "_call>", ONE, "text", '{"arguments": {}, "name": "g"}', "[]",
     ]),
     st.text(max_size=3),
@@ -97,11 +141,14 @@ PART = st.one_of(
 
 
 @settings(deadline=None, max_examples=500)
-@given(st.lists(PART, max_size=12).map("".join), st.data())
-def test_every_cut_gives_the_same(text: str, data: st.DataObject) -> None:
+@given(st.lists(PART, max_size=12).map("".join), st.booleans(), st.data())
+def test_every_cut_gives_the_same(text: str, one: bool, data: st.DataObject) -> None:
     cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=8)))
     pieces = [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
     assert parsed(pieces) == parsed([text]) == parsed(list(text))
+    whole = parsed([text], ("f", "g"), one=one)
+    assert parsed(pieces, ("f", "g"), one=one) == whole
+    assert parsed(list(text), ("f", "g"), one=one) == whole
 
 
 @pytest.fixture(scope="module")

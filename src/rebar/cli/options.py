@@ -173,12 +173,12 @@ class AccessFlags:
     """Who may ask, and from where. Without a key, everybody who reaches the port."""
 
     api_key: Annotated[
-        tuple[str, ...] | None,
+        tuple[str, ...],
         Parameter(
             help="A key that clients must send; repeatable. Whoever lists processes sees flags: "
             "a file or REBAR_API_KEY (several, between spaces) is the better place."
         ),
-    ] = None
+    ] = ()
     api_keys_file: Annotated[
         Path | None,
         Parameter(help="Keys a line, `key` or `name:key`; a name makes them one tenant's."),
@@ -194,13 +194,7 @@ class AccessFlags:
         from rebar.service.http.cors import checked_origins
         from rebar.service.http.keys import ApiKeys, read_keys
 
-        if self.api_key == ():
-            raise InputError(
-                "REBAR_API_KEY is set and holds no key. Put one in, or unset it to let everybody "
-                "ask.",
-                param="api_key",
-            )
-        named = [("", key) for key in self.api_key or ()]
+        named = [("", key) for key in self.api_key]
         named += read_keys(self.api_keys_file) if self.api_keys_file is not None else []
         return Access(keys=ApiKeys(named), origins=checked_origins(self.cors_origin))
 

@@ -25,6 +25,7 @@ from rebar.cli.output import note, progress, timed
 from rebar.cli.settings import places
 
 if TYPE_CHECKING:
+    from rebar.service.http.access import Access
     from rebar.service.router import ModelService
 
 CURL = """curl {url}/v1/chat/completions -H 'Content-Type: application/json' \\
@@ -50,6 +51,7 @@ def serve(
     """
     from rebar.service.server import serve as run
 
+    who = (access or AccessFlags()).access()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
 
@@ -60,12 +62,21 @@ def serve(
     def ready(url: str) -> None:
         seconds = time.perf_counter() - STARTED
         note(f"ready      {seconds:.2f} s after the start: {url}, described by /openapi.json")
+        note(_who_may_ask(who, host))
         note(CURL.format(url=url))
         tell_manager("READY=1")
 
     waits = (limits or LimitFlags()).time_limits()
-    who = (access or AccessFlags()).access()
     run(load, host=host, port=port, limits=waits, access=who, on_ready=ready)
+
+
+def _who_may_ask(access: Access, host: str) -> str:
+    """For the operator's eye: a server that others can reach and that asks for no key."""
+    if access.keys:
+        return f"access     with an API key, of which there are {len(access.keys)}"
+    if host in {"127.0.0.1", "::1", "localhost"}:
+        return "access     programs on this machine, without a key"
+    return "access     everybody who reaches the port; --api-keys-file changes that"
 
 
 def _load(

@@ -81,6 +81,19 @@ def check_variables(environment: Mapping[str, str]) -> None:
             f"Unset it or use one of {', '.join(sorted(known))}.",
             param=unknown[0],
         )
+    if (key := environment.get(f"{PREFIX}API_KEY")) is not None:
+        refuse_no_key(key, f"{PREFIX}API_KEY")
+
+
+def refuse_no_key(given: object, where: str) -> None:
+    """Refuses a setting that was meant to hold an API key and holds none: without a word the server
+    would let everybody in.
+    """
+    if not "".join(given if isinstance(given, list) else [str(given)]).strip():
+        raise InputError(
+            f"{where} is set and holds no key. Put one in, or take it out to let everybody ask.",
+            param="api_key",
+        )
 
 
 def read_file(path: Path, verbs: tuple[str, ...]) -> dict[str, dict[str, Any]]:
@@ -97,4 +110,7 @@ def read_file(path: Path, verbs: tuple[str, ...]) -> dict[str, dict[str, Any]]:
             known = ", ".join(verbs)
             message = f"{path}: [{name}] is no table of settings. Tables are {known}."
             raise InputError(message, param=name)
+        for key in ("api-key", "api_key"):
+            if key in table:
+                refuse_no_key(table[key], f"{path}: {key}")
     return tables

@@ -3,7 +3,9 @@
 A block is held by one sequence or by several that begin with the same ids, or it is free. A free
 block whose content is known by its digest is kept until its memory is needed, oldest first, and
 within what was given back together the end of a sequence before its beginning: a beginning is worth
-more to others. Content becomes known when it is whole (`publish`) and is never written again.
+more to others. `held_back`: of the blocks never used so many are taken last of all, for the
+machine has no memory left to put behind them. Content becomes known when it is whole (`publish`)
+and is never written again.
 """
 
 from __future__ import annotations
@@ -29,13 +31,25 @@ class BlockLedger:
         self._digest: list[bytes | None] = [None] * total_blocks
         self._block_of: dict[bytes, int] = {}
         self._kept: OrderedDict[int, None] = OrderedDict()
+        self.held_back = 0
+        self._empty: list[int] = []  # used before, and nothing of it known
         # Popped from the end: low numbers first, so that few pages are touched.
-        self._empty = list(range(total_blocks - 1, -1, -1))
+        self._fresh = list(range(total_blocks - 1, -1, -1))
 
     @property
     def free_blocks(self) -> int:
         """Blocks nobody holds, the kept ones among them."""
-        return len(self._empty) + len(self._kept)
+        return len(self._empty) + len(self._fresh) + len(self._kept)
+
+    @property
+    def fresh_blocks(self) -> int:
+        """Free blocks that were never used: the system may not have given their memory yet."""
+        return len(self._fresh)
+
+    @property
+    def usable_blocks(self) -> int:
+        """Free blocks without the fresh ones that are to be held back."""
+        return self.free_blocks - min(self.held_back, len(self._fresh))
 
     @property
     def kept_blocks(self) -> int:
@@ -56,7 +70,7 @@ class BlockLedger:
                 needed=count,
                 available=self.free_blocks,
             )
-        taken = [self._empty.pop() if self._empty else self._evict() for _ in range(count)]
+        taken = [self._take() for _ in range(count)]
         for block in taken:
             self._holders[block] = 1
         return taken
@@ -110,13 +124,21 @@ class BlockLedger:
             for block in blocks:
                 holders[block] += 1
         assert holders == self._holders, "a block is lost or has a holder too many"
-        free = [*self._empty, *self._kept]
+        free = [*self._empty, *self._fresh, *self._kept]
         assert len(set(free)) == len(free), "a block is free twice"
         assert {b for b, n in enumerate(holders) if not n} == set(free), "free and held"
         known = {digest: b for b, digest in enumerate(self._digest) if digest is not None}
         assert known == self._block_of, "a digest leads to another block"
         assert all(self._digest[b] is not None for b in self._kept), "kept without content"
-        assert all(self._digest[b] is None for b in self._empty), "empty with content"
+        blank = [*self._empty, *self._fresh]
+        assert all(self._digest[b] is None for b in blank), "empty with content"
+
+    def _take(self) -> int:
+        if self._empty:
+            return self._empty.pop()
+        if len(self._fresh) > self.held_back or not self._kept:
+            return self._fresh.pop()
+        return self._evict()
 
     def _evict(self) -> int:
         block, _ = self._kept.popitem(last=False)

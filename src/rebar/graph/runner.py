@@ -177,6 +177,11 @@ class Runner:
         return self._unused + self.kv.free_blocks * self.kv.block_bytes
 
     @property
+    def available_bytes(self) -> int:
+        """Bytes that the machine could give now. Pools get theirs when they are first touched."""
+        return self.device.available_bytes
+
+    @property
     def node_count(self) -> int:
         """Nodes of the graph as it runs."""
         return len(self.graph.order)

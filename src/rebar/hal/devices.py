@@ -59,6 +59,11 @@ class DeviceManager:
         """Names of the back ends at hand."""
         return tuple(sorted(backends()))
 
+    @property
+    def available_bytes(self) -> int:
+        """Memory that the machine could give now, whatever was planned."""
+        return read_machine().memory_available
+
     def create_pool(self, name: str, budget: int) -> Pool:
         """A new pool; MemoryBudgetError when the device's budget does not hold it."""
         self._claim(name, budget)

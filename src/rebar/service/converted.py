@@ -37,9 +37,10 @@ class Converted:
         try:
             return work(self.chat)
         except InputError as error:
-            raise self._renamed(error) from None
+            raise self.renamed(error) from None
 
-    def _renamed(self, error: InputError) -> InputError:
+    def renamed(self, error: InputError) -> InputError:
+        """An error about the chat request in the caller's names."""
         param = self._named(f"`{error.param}`")[1:-1] if error.param else None
         return type(error)(self._named(str(error)), param=param, code=error.code)
 

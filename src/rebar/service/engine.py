@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable
 
@@ -14,6 +15,8 @@ from rebar.service.embedding import PooledGeneration
 from rebar.service.generation import Generation
 from rebar.service.grammar import Grammars
 from rebar.service.interfaces import StepRunner, TextOpener
+from rebar.service.journal import Journal
+from rebar.service.memory_budget import held_back
 from rebar.service.messages import (
     DEADLINE,
     NORMAL,
@@ -30,6 +33,8 @@ from rebar.service.step_cost import StepWork
 log = logging.getLogger("rebar.service.engine")
 
 DEFAULT_MAX_RUNNING = 64
+WATCH_SECONDS = 1.0
+"""So often the machine is asked for its memory: a tenth of a millisecond."""
 COMPILE_WAIT_SECONDS = 0.005
 """An engine with nothing but grammars to compile looks so often whether one is ready."""
 Answers = list[Sampled] | Exception
@@ -71,6 +76,7 @@ class InferenceEngine:
             speculation=Speculation(speculation),
         )
         self._checked = False
+        self._next_look = -math.inf
         self._priorities = [0, 0, 0]  # open choices: high, normal, low
         self._grammars = grammars
         self._open: dict[int, Generation] = {}
@@ -97,8 +103,9 @@ class InferenceEngine:
         self._checked = False
         deltas = self._take_compiled()
         started = self.clock()
+        self._watch_memory(started)
         plan = self.scheduler.schedule(started)
-        deltas += [self._expire(generation, started) for generation in plan.expired]
+        deltas += [self._expire(g.packet, g.journal, started) for g in plan.expired]
         if plan.rows:
             answers = self._run(plan.rows)
             now = self.clock()
@@ -107,6 +114,15 @@ class InferenceEngine:
             self._count(plan, done, now - started)
             deltas += done
         return [delta for delta in deltas if delta.ids or delta.prompt_scores or delta.last]
+
+    def _watch_memory(self, now: float) -> None:
+        """Once a second: holds back fresh blocks that the machine has no memory for."""
+        if now < self._next_look:
+            return
+        self._next_look = now + WATCH_SECONDS
+        pool = self.scheduler.pool
+        available = self.runner.available_bytes if pool.fresh_blocks else 0
+        pool.held_back = held_back(pool.held_back, pool.fresh_blocks, available, pool.block_bytes)
 
     def _check_books(self) -> None:
         if self._checked:
@@ -117,16 +133,15 @@ class InferenceEngine:
         except AssertionError as error:
             raise EngineError(f"the books of the KV cache are wrong: {error}") from error
 
-    def _expire(self, generation: Generation, now: float) -> Delta:
-        """Says that a choice cannot keep its deadline; the scheduler has let it go."""
-        packet = generation.packet
+    def _expire(self, packet: RequestPacket, journal: Journal, now: float) -> Delta:
+        """Says that a choice cannot keep its deadline; nobody works on it any more."""
         self._forget(packet.ticket)
         self._stats = msgspec.structs.replace(self._stats, expired=self._stats.expired + 1)
         text = "The deadline could not be met. Allow more time, or try when fewer requests wait."
         return Delta(
             ticket=packet.ticket,
             failure=Failure(text, code=DEADLINE),
-            record=generation.journal.record(packet.priority, now),
+            record=journal.record(packet.priority, now),
         )
 
     def fail_all(self, failure: Failure) -> list[Delta]:
@@ -145,6 +160,7 @@ class InferenceEngine:
             waiting=len(scheduler.waiting) + len(self._compiling),
             free_blocks=pool.free_blocks,
             total_blocks=pool.total_blocks,
+            held_back_blocks=min(pool.held_back, pool.fresh_blocks),
             free_bytes=self.runner.free_bytes,
             nodes=self.runner.node_count,
             row_limit=self._row_limit(),
@@ -184,9 +200,12 @@ class InferenceEngine:
         return self._begin(packet)
 
     def _take_compiled(self) -> list[Delta]:
-        """Begins the choices whose grammars are ready; says which were refused."""
+        """Begins the choices whose grammars are ready; says which were refused, and which cannot
+        wait any longer.
+        """
         if not self._compiling or self._grammars is None:
             return []
+        deltas = self._expire_compiling(self.clock())
         wait = 0.0 if self._open else COMPILE_WAIT_SECONDS
         ready = []
         for packet in self._compiling.values():
@@ -195,7 +214,15 @@ class InferenceEngine:
             wait = 0.0
         for packet in ready:
             del self._compiling[packet.ticket]
-        return [delta for delta in map(self._begin, ready) if delta is not None]
+        return deltas + [delta for delta in map(self._begin, ready) if delta is not None]
+
+    def _expire_compiling(self, now: float) -> list[Delta]:
+        compiling = self._compiling.values()
+        late = [p for p in compiling if p.deadline is not None and now >= p.deadline]
+        for packet in late:
+            del self._compiling[packet.ticket]
+        arrived = [now if p.arrived is None else p.arrived for p in late]
+        return [self._expire(p, Journal(at), now) for p, at in zip(late, arrived, strict=True)]
 
     def _begin(self, packet: RequestPacket) -> Delta | None:
         try:

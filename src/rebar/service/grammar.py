@@ -42,12 +42,14 @@ def limits() -> LLParserLimits:
     )
 
 
-def refusal(reason: str) -> InputError:
-    """The caller's error for a grammar that cannot be used."""
+def refusal(reason: str, place: str = "response_format") -> InputError:
+    """The caller's error for a grammar that cannot be used. place: the parameter at fault, and
+    where in it.
+    """
     return InputError(
-        f"The grammar of this request cannot be used: {sentence_of(reason)}. Make it simpler, or "
-        "take out what is not supported.",
-        param="response_format",
+        f"`{place}` cannot be used: {sentence_of(reason)}. Make it simpler, or take out what is "
+        "not supported.",
+        param=place,
         code="invalid_grammar",
     )
 

@@ -7,37 +7,49 @@ for a schema may have thousands of parts.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import msgspec
 
 MAX_TRIES = 64
+_ARGUMENTS = re.compile(r"^args_(\d+): %json (.*)$", re.MULTILINE)  # service/tools.py
 _ONE = ("items", "additionalProperties", "not", "if", "then", "else", "contains", "propertyNames")
 _MANY = ("prefixItems", "anyOf", "allOf", "oneOf")
 _NAMED = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 
 
 def place_of(grammar: str, reason_of: Callable[[str], str]) -> str:
-    """A JSON pointer into the schema of a refused grammar, "" for the whole or for no schema.
+    """A JSON pointer into the schema of a refused grammar, "" for the whole or for no schema. In a
+    grammar of tool calls, the number of the tool comes before it.
 
     reason_of: why a grammar cannot be used, "" when it can.
     """
     try:
-        schema = msgspec.json.decode(grammar)["grammars"][0]["json_schema"]
+        form = msgspec.json.decode(grammar)["grammars"][0]
     except (msgspec.DecodeError, LookupError, TypeError):
         return ""
+    if "json_schema" in form:
+        return place_in(form["json_schema"], reason_of)
+    for number, schema in _ARGUMENTS.findall(form.get("lark_grammar", "")):
+        arguments = msgspec.json.decode(schema)
+        if reason_of(alone(arguments)):
+            return f"/{number}" + place_in(arguments, reason_of)
+    return ""
+
+
+def place_in(schema: dict[str, Any], reason_of: Callable[[str], str]) -> str:
+    """A JSON pointer to the deepest part that is refused by itself."""
     rules = {key: schema[key] for key in ("x-guidance", "$defs", "definitions") if key in schema}
     tries = MAX_TRIES
 
     def refused(part: object) -> bool:
         nonlocal tries
         tries -= 1
-        alone = {**rules, **part} if isinstance(part, dict) else part
-        text = msgspec.json.encode({"grammars": [{"json_schema": alone}]}).decode()
-        return bool(reason_of(text))
+        return bool(reason_of(alone({**rules, **part} if isinstance(part, dict) else part)))
 
-    place, part = "", schema
+    place, part = "", dict[str, Any](schema)
     while tries > 0:
         found = next(
             ((way, child) for way, child in parts(part) if tries > 0 and refused(child)), None
@@ -46,6 +58,11 @@ def place_of(grammar: str, reason_of: Callable[[str], str]) -> str:
             break
         place, part = place + found[0], found[1]
     return place
+
+
+def alone(schema: object) -> str:
+    """The grammar of one schema."""
+    return msgspec.json.encode({"grammars": [{"json_schema": schema}]}).decode()
 
 
 def parts(schema: object) -> Iterator[tuple[str, Any]]:

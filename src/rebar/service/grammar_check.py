@@ -8,6 +8,7 @@ starts a new one. Only grammars that passed go to an engine.
 from __future__ import annotations
 
 import contextlib
+import re
 import socket
 import subprocess
 import sys
@@ -21,11 +22,13 @@ from rebar.errors import RebarError
 from rebar.service.frames import FrameReader, frame, leave_with, receive
 from rebar.service.grammar import limits, refusal, sentence_of
 from rebar.service.grammar_blame import place_of
+from rebar.service.schema_places import TOOLS, at_pointer
 
 CHECK_SECONDS = 2.0
 START_SECONDS = 20.0  # a busy machine that starts Python
 MAX_REMEMBERED = 256
 COMMAND = "from rebar.service.grammar_check import main; main()"
+_POINTER = re.compile(r"at (/.*?): ", re.DOTALL)
 TOO_LONG = f"it takes longer than {CHECK_SECONDS:.0f} s to compile"
 
 
@@ -38,8 +41,10 @@ class GrammarChecker:
         self._sock: socket.socket | None = None
         self._known: OrderedDict[str, str] = OrderedDict()
 
-    def check(self, grammar: str) -> None:
-        """Raises InputError for a grammar that cannot be compiled within CHECK_SECONDS."""
+    def check(self, grammar: str, place: str = "response_format") -> None:
+        """Raises InputError for a grammar that cannot be compiled within CHECK_SECONDS. place:
+        where in the request it is said; the error names the part of it that is at fault.
+        """
         with self._turn:
             reason = self._known.get(grammar)
             if reason is None:
@@ -48,7 +53,7 @@ class GrammarChecker:
                     self._known.popitem(last=False)
             self._known.move_to_end(grammar)
         if reason:
-            raise refusal(reason)
+            raise refusal(reason, fault_place(place, reason))
 
     def close(self) -> None:
         """Ends the process."""
@@ -113,6 +118,19 @@ def main() -> NoReturn:
             for grammar in given:
                 sock.sendall(frame(_explained(grammar, reason_of)))
     sys.exit(0)
+
+
+def fault_place(place: str, reason: str) -> str:
+    """The place at fault, from the words of `_explained`. Of tools the first part of the pointer is
+    the tool's number.
+    """
+    found = _POINTER.match(reason)
+    if found is None:
+        return place
+    if place != TOOLS:
+        return at_pointer(place, found[1])
+    number, slash, rest = found[1][1:].partition("/")
+    return at_pointer(f"{TOOLS}[{number}].function.parameters", slash + rest)
 
 
 def _explained(grammar: str, reason_of: Callable[[str], str]) -> str:

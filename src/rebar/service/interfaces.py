@@ -26,6 +26,20 @@ class BlockPool(Protocol):
     def free_blocks(self) -> int:
         """Blocks nobody holds."""
 
+    @property
+    def fresh_blocks(self) -> int:
+        """Free blocks that were never used."""
+
+    @property
+    def usable_blocks(self) -> int:
+        """Free blocks, without the fresh ones that are held back."""
+
+    block_bytes: int
+    """Memory of a block."""
+
+    held_back: int
+    """So many fresh blocks are to be taken last of all; set by who watches the machine."""
+
     evictions: int
     """Blocks whose known content was given up for memory, ever."""
 
@@ -70,6 +84,10 @@ class StepRunner(Protocol):
     @property
     def free_bytes(self) -> int:
         """Bytes of the memory budget that nothing holds now, free KV blocks included."""
+
+    @property
+    def available_bytes(self) -> int:
+        """Bytes that the machine could give now, whatever was planned."""
 
     @property
     def node_count(self) -> int:

@@ -11,10 +11,11 @@ from __future__ import annotations
 import itertools
 import queue
 import secrets
+import threading
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import msgspec
 import numpy as np
@@ -30,6 +31,9 @@ from rebar.service.model import ServedModel
 from rebar.service.validator import Caller, Job, Validator
 from rebar.service.wire import ChatBody, CompletionBody, EmbeddingBody
 from rebar.service.worker import EngineWorker
+
+if TYPE_CHECKING:
+    from rebar.service.grammar_check import GrammarChecker
 
 B = TypeVar("B", ChatBody, CompletionBody, EmbeddingBody)
 
@@ -105,6 +109,8 @@ class Model:
         self._validator = Validator(served)
         self._mail = Mailbox()
         self._worker = EngineWorker(engine, self._mail.deliver)
+        self._checker: GrammarChecker | None = None
+        self._making = threading.Lock()
         weakref.finalize(self, self._worker.stop)
         self._worker.start()
 
@@ -178,6 +184,8 @@ class Model:
     def close(self) -> None:
         """Frees the model. Requests in progress fail with EngineError."""
         self._worker.stop()
+        if self._checker is not None:
+            self._checker.close()
 
     def __enter__(self) -> Self:
         return self
@@ -193,7 +201,7 @@ class Model:
     def _completion(self, prompt: str | Sequence[int], sampling: Mapping[str, object]) -> Job:
         given = prompt if isinstance(prompt, str) else list(prompt)
         body = _form(CompletionBody, {"prompt": given, **sampling})
-        return _single(self._validator.completion(body, _caller()))
+        return self._ready(self._validator.completion(body, _caller()))
 
     def _conversation(
         self, messages: str | Sequence[Mapping[str, Any]], sampling: Mapping[str, object]
@@ -201,7 +209,27 @@ class Model:
         if isinstance(messages, str):
             messages = [{"role": "user", "content": messages}]
         body = _form(ChatBody, {"messages": list(messages), **sampling})
-        return _single(self._validator.chat(body, _caller()))
+        return self._ready(self._validator.chat(body, _caller()))
+
+    def _ready(self, job: Job) -> Job:
+        """The job, its grammar one that compiles in bounded time: the engine's thread cannot be
+        killed as the checker's process can.
+        """
+        if len(job.packets) != 1:
+            raise InputError("One prompt and n = 1 at a time; call again for more.", param="n")
+        if job.grammar:
+            self._checking().check(job.grammar, job.place)
+        return job
+
+    def _checking(self) -> GrammarChecker:
+        """Made, and imported, when the first grammar comes: it brings sockets and processes."""
+        with self._making:
+            if self._checker is None:
+                from rebar.service.grammar_check import GrammarChecker
+
+                self._checker = GrammarChecker()
+                weakref.finalize(self, self._checker.close)
+            return self._checker
 
     def _texts(self, job: Job) -> Iterator[str]:
         return (delta.text for delta in self._deltas(job.packets[0]) if delta.text)
@@ -237,12 +265,6 @@ def _form(form: type[B], given: Mapping[str, object]) -> B:
         return msgspec.convert(given, form)
     except msgspec.ValidationError as error:
         raise InputError(f"{error}.") from None
-
-
-def _single(job: Job) -> Job:
-    if len(job.packets) != 1:
-        raise InputError("One prompt and n = 1 at a time; call again for more.", param="n")
-    return job
 
 
 def _caller() -> Caller:

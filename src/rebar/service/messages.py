@@ -182,7 +182,8 @@ class EngineStats(msgspec.Struct, frozen=True, array_like=True, gc=False):
     row_limit: positions that a step with a prompt may hold now. open_high, open_normal, open_low:
     choices by priority. oldest_wait: age of the one that waits longest. cached_tokens: positions
     that were not computed because they had been before. draft_tokens: ids that were guessed;
-    accepted_tokens: those of them that were said.
+    accepted_tokens: those of them that were said. held_back_blocks: free ones that the machine has
+    no memory for.
     """
 
     steps: int = 0
@@ -208,6 +209,7 @@ class EngineStats(msgspec.Struct, frozen=True, array_like=True, gc=False):
     expired: int = 0
     draft_tokens: int = 0
     accepted_tokens: int = 0
+    held_back_blocks: int = 0
 
 
 class StepReport(msgspec.Struct, array_like=True, tag="report"):

@@ -18,7 +18,8 @@ by rank, as far as places and memory go. Three rules keep it so, and nobody wait
   have no single owner whose end frees them, and a request of high priority could not be given what
   a low one held.
 - A new choice is let in when its ids so far have memory and every running choice one block besides
-  (they need at most one each in 16 steps): without that margin a full cache would let choices in
+  (they need at most one each in 16 steps), or more where memory has lately run out under those that
+  run (memory_budget.py): without that margin a full cache would let choices in
   only to pre-empt them. Nobody behind is let in before it.
 - Where there is no place or memory for it, running choices of lower priority that also come later
   make room.
@@ -38,6 +39,7 @@ from rebar.errors import ContextLengthError
 from rebar.graph.sequence import Row
 from rebar.service.generation import Generation
 from rebar.service.interfaces import BlockPool
+from rebar.service.memory_budget import Margin
 from rebar.service.messages import WaitReason
 from rebar.service.prefix import PrefixChain, root_of
 from rebar.service.row_budget import RowBudget
@@ -106,6 +108,7 @@ class Scheduler:
         self.running: list[Generation] = []
         self.budget = RowBudget(max_rows)
         self.speculation = speculation or Speculation(0)
+        self.margin = Margin()
         self.preemptions = self.cached_tokens = 0
         self._model = model
         self._sharing = sharing
@@ -207,10 +210,16 @@ class Scheduler:
         for generation in list(self.running):
             sequence = generation.sequence
             while generation.sequence.blocks and self._full(generation):
-                if self.pool.free_blocks:
+                if self._room(generation is not self.running[0]):
                     sequence.blocks += self.pool.allocate(1)
                 else:
                     self.preempt(self.running[-1], now)
+                    self.margin.pre_empted()
+        self.margin.stepped()
+
+    def _room(self, others: bool) -> int:
+        """Blocks that may be taken. Who comes first has all that there are: it must go on."""
+        return self.pool.usable_blocks if others else self.pool.free_blocks
 
     def _full(self, generation: Generation) -> bool:
         sequence = generation.sequence
@@ -237,14 +246,13 @@ class Scheduler:
         shared = self._known(generation)
         missing = self.blocks_for(generation.sequence.total) - len(shared)
         reach = sum(self.pool.held_alone(g.sequence.blocks) for g in victims)
-        others = len(self.running) - len(victims)
-        if missing + others > self.pool.free_blocks + reach:
+        others, kept = len(self.running) - len(victims), self.margin.blocks
+        if missing + kept * others > self._room(others > 0) + reach:
             self.pool.release(shared)
             return "memory"
-        while (
-            len(self.running) >= self.max_running
-            or missing + len(self.running) > self.pool.free_blocks
-        ):
+        while len(self.running) >= self.max_running or missing + kept * len(
+            self.running
+        ) > self._room(bool(self.running)):
             self.preempt(victims.pop(), now)
         generation.sequence.blocks = shared + self.pool.allocate(missing)
         self._skip(generation, len(shared))
@@ -308,7 +316,7 @@ class Scheduler:
         """How many guesses have memory. A block is taken for them only where nobody needs it."""
         sequence, size = generation.sequence, self.pool.block_size
         room = len(sequence.blocks) * size - sequence.total
-        if room < guesses and not self.waiting and self.pool.free_blocks > len(self.running):
+        if room < guesses and not self.waiting and self.pool.usable_blocks > len(self.running):
             sequence.blocks += self.pool.allocate(1)
             room += size
         return min(room, guesses)

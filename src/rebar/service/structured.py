@@ -11,11 +11,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
 from rebar.errors import InputError
+from rebar.service.patterns import check_pattern
+from rebar.service.schema_places import Schema, check_schema
 from rebar.service.wire import SamplingBody
 
 MAX_GRAMMAR_BYTES = 64 * 1024
@@ -23,11 +26,19 @@ MAX_WHITESPACE = 8
 _META = re.compile(r"[\\.+*?()|\[\]{}^$#&~-]")
 
 
-def grammar_of(body: SamplingBody) -> str:
-    """The grammar that a request asks for, "" for none. Raises InputError naming the field."""
+@dataclass(frozen=True, slots=True)
+class Form:
+    """What an answer must obey, in llguidance's notation, and where in the request it is said."""
+
+    grammar: str
+    place: str
+
+
+def form_of(body: SamplingBody) -> Form | None:
+    """The form that a request asks for, None for any. Raises InputError naming the place."""
     asked = _asked(body)
     if not asked:
-        return ""
+        return None
     if len(asked) > 1:
         raise InputError(
             f"`{asked[0][0]}` and `{asked[1][0]}` exclude each other; give one.", param=asked[1][0]
@@ -35,17 +46,18 @@ def grammar_of(body: SamplingBody) -> str:
     name, kind, value = asked[0]
     if body.ignore_eos:
         raise InputError(f"`ignore_eos` cannot go with `{name}`.", param="ignore_eos")
-    grammar = _MAKERS[kind](value, name)
-    if len(grammar) > MAX_GRAMMAR_BYTES:
+    form = _MAKERS[kind](value, name)
+    if len(form.grammar) > MAX_GRAMMAR_BYTES:
         raise InputError(
             f"`{name}` is larger than {MAX_GRAMMAR_BYTES} bytes. Make it simpler.",
             param=name,
             code="invalid_grammar",
         )
-    return grammar
+    return form
 
 
 Asked = tuple[str, str, object]
+SCHEMA = "response_format.json_schema.schema"
 
 
 def _asked(body: SamplingBody) -> list[Asked]:
@@ -65,16 +77,17 @@ def _structured(given: dict[str, Any] | None) -> list[Asked]:
         if kind not in {"json", "regex", "choice", "grammar", "json_object"}:
             raise InputError(
                 f"There is no `structured_outputs.{kind[:100]}` here. Leave it out.",
-                param="structured_outputs",
+                param=f"structured_outputs.{kind[:100]}",
                 code="unknown_parameter",
             )
         if kind == "json_object" and value is True:
             found.append(("structured_outputs", "json", {"type": "object"}))
         elif kind != "json_object" and value is not None:
-            found.append(("structured_outputs", kind, value))
+            found.append((f"structured_outputs.{kind}", kind, value))
         elif value not in (None, False):
             raise InputError(
-                "`structured_outputs.json_object` must be true.", param="structured_outputs"
+                "`structured_outputs.json_object` must be true.",
+                param="structured_outputs.json_object",
             )
     return found
 
@@ -90,36 +103,39 @@ def _format(given: dict[str, Any] | None) -> list[Asked]:
             found = [("response_format", "json", {"type": "object"})]
         case "json_schema":
             known.add("json_schema")
-            found = [("response_format", "json", _named_schema(given.get("json_schema")))]
+            found = [(SCHEMA, "json", _named_schema(given.get("json_schema")))]
         case _:
-            raise _bad_format("`response_format.type` must be text, json_object or json_schema.")
+            kinds = "must be text, json_object or json_schema"
+            raise _bad_format("response_format.type", kinds)
     unknown = sorted(set(given) - known)
     if unknown:
-        raise _bad_format(f"There is no `response_format.{unknown[0][:100]}`. Leave it out.")
+        raise _bad_format(
+            f"response_format.{unknown[0][:100]}", "has no meaning here; leave it out"
+        )
     return found
 
 
 def _named_schema(given: object) -> object:
     """The schema inside OpenAI's wrapper of name, description and strictness."""
     if not isinstance(given, dict) or "schema" not in given:
-        raise _bad_format("`response_format.json_schema` needs a `schema`, a JSON schema object.")
+        raise _bad_format("response_format.json_schema", "needs a `schema`, a JSON schema object")
     unknown = sorted(set(given) - {"name", "description", "schema", "strict"})
     if unknown:
         where = f"response_format.json_schema.{unknown[0][:100]}"
-        raise _bad_format(f"There is no `{where}`. Leave it out.")
+        raise _bad_format(where, "has no meaning here; leave it out")
     for key, kind in (("name", str), ("description", str), ("strict", bool)):
         if not isinstance(given.get(key), kind | None):
-            raise _bad_format(f"`response_format.json_schema.{key}` is not a {kind.__name__}.")
+            raise _bad_format(f"response_format.json_schema.{key}", f"is not a {kind.__name__}")
     return given["schema"]
 
 
-def _bad_format(message: str) -> InputError:
-    return InputError(message, param="response_format", code="invalid_value")
+def _bad_format(place: str, fault: str) -> InputError:
+    return InputError(f"`{place}` {fault}.", param=place, code="invalid_value")
 
 
-def schema_grammar(schema: object, name: str) -> str:
-    """The grammar of a JSON schema: an object, true (any JSON), or one of these as JSON text."""
-    if isinstance(schema, str) and name != "response_format":
+def _json(schema: object, name: str) -> Form:
+    """A JSON schema: an object, true (any JSON), or one of these as JSON text."""
+    if isinstance(schema, str) and name != SCHEMA:
         try:
             schema = msgspec.json.decode(schema.encode("utf-8", "surrogatepass"))
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -128,13 +144,17 @@ def schema_grammar(schema: object, name: str) -> str:
         schema = {}
     if not isinstance(schema, dict):
         raise InputError(f"`{name}`: a JSON schema is an object.", param=name)
-    grammar = {"json_schema": json_rules(schema, name)}
-    return msgspec.json.encode({"grammars": [grammar]}).decode()
+    check_schema(schema, name)
+    return Form(rules_of(schema), name)
 
 
-def json_rules(schema: dict[str, Any], name: str) -> dict[str, Any]:
-    """The schema with our rules of whitespace. InputError when it refers to another document."""
-    _check_references(schema, name)
+def rules_of(schema: Schema) -> str:
+    """The grammar of a schema."""
+    return msgspec.json.encode({"grammars": [{"json_schema": json_rules(schema)}]}).decode()
+
+
+def json_rules(schema: Schema) -> Schema:
+    """The schema with our rules of whitespace."""
     return {**schema, "x-guidance": _JSON_RULES}
 
 
@@ -145,29 +165,11 @@ _JSON_RULES = {
 }
 
 
-def _check_references(schema: dict[str, Any], name: str) -> None:
-    """Only references into the schema itself; nothing is ever fetched."""
-    pending: list[object] = [schema]
-    while pending:
-        item = pending.pop()
-        if isinstance(item, dict):
-            target = item.get("$ref")
-            if isinstance(target, str) and not target.startswith("#"):
-                raise InputError(
-                    f"`{name}`: $ref {target[:100]!r} leads out of the schema. Put what it means "
-                    "under $defs.",
-                    param=name,
-                    code="invalid_grammar",
-                )
-            pending += item.values()
-        elif isinstance(item, list):
-            pending += item
-
-
-def _regex(value: object, name: str) -> str:
+def _regex(value: object, name: str) -> Form:
     if not isinstance(value, str) or not value:
         raise InputError(f"`{name}` must be a regular expression, not empty.", param=name)
-    return _whole(value)
+    check_pattern(value, name)
+    return Form(_whole(value), name)
 
 
 def _whole(pattern: str) -> str:
@@ -176,18 +178,19 @@ def _whole(pattern: str) -> str:
     return LLMatcher.grammar_from_regex(pattern)
 
 
-def _choice(value: object, name: str) -> str:
+def _choice(value: object, name: str) -> Form:
     texts = value if isinstance(value, list) else []
     if not texts or not all(isinstance(text, str) and text for text in texts):
         raise InputError(f"`{name}` must be a list of texts, none of them empty.", param=name)
-    return _whole("|".join(f"(?:{_META.sub(_escaped, text)})" for text in texts))
+    whole = _whole("|".join(f"(?:{_META.sub(_escaped, text)})" for text in texts))
+    return Form(whole, name)
 
 
 def _escaped(match: re.Match[str]) -> str:
     return "\\" + match[0]
 
 
-def _grammar(value: object, name: str) -> str:
+def _grammar(value: object, name: str) -> Form:
     """A Lark grammar in llguidance's dialect, or GBNF, whose rules have "::=" in them."""
     if not isinstance(value, str) or not value.strip():
         raise InputError(f"`{name}` must be a grammar, not empty.", param=name)
@@ -198,11 +201,12 @@ def _grammar(value: object, name: str) -> str:
             value = gbnf_to_lark(value[:MAX_GRAMMAR_BYTES])
         except Exception as error:
             raise InputError(f"`{name}`: {error}.", param=name, code="invalid_grammar") from None
-    return msgspec.json.encode({"grammars": [{"lark_grammar": value}]}).decode()
+    whole = msgspec.json.encode({"grammars": [{"lark_grammar": value}]}).decode()
+    return Form(whole, name)
 
 
-_MAKERS: dict[str, Callable[[object, str], str]] = {
-    "json": schema_grammar,
+_MAKERS: dict[str, Callable[[object, str], Form]] = {
+    "json": _json,
     "regex": _regex,
     "choice": _choice,
     "grammar": _grammar,

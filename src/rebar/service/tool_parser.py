@@ -4,6 +4,11 @@
 {"name": "get_weather", "arguments": {"city": "Paris"}}
 </tool_call>
 
+Models that were not taught these marks say the object alone, or in a code fence: Qwen2.5-Coder
+gives `<tool_call>` a chance of one in 10^8, after five calls in the conversation. So an answer that
+begins with such an object, of a tool that was offered, is a call as well, and what follows it may
+be another.
+
 The law: the result is a function of the whole text; how it was cut into pieces decides only when
 a part is given out, never what. Arguments go out as they come, in the model's own spelling. What
 looks like a call and is none is text.
@@ -13,6 +18,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
@@ -34,13 +40,33 @@ Part = str | CallPiece
 """Text to show, or a part of a call."""
 
 
-class ToolParser:
-    """One answer. `push` and `finish` give text and parts of calls in the order of the answer."""
+_SPACE = re.compile(r"\s+")
+_BARE = re.compile(
+    r'\s*(?P<fence>```(?:json)?\s*)?\{\s*"name"\s*:\s*"(?P<name>[A-Za-z0-9_-]{1,64})"\s*'
+    r'(?:\}|(?P<arguments>,\s*"arguments"\s*:\s*(?=\{)))'
+)
 
-    def __init__(self) -> None:
+
+class ToolParser:
+    """One answer. `push` and `finish` give text and parts of calls in the order of the answer.
+
+    names: of the tools that were offered. one: of calls without marks only the first counts.
+    """
+
+    def __init__(self, names: Iterable[str] = (), *, one: bool = False) -> None:
         self.calls = 0
+        self._one = one
         self._buffer = ""
-        self._state = self._text
+        self._names = frozenset(names)
+        self._heads = [
+            f'{fence}{{"name":"{name}"{more}'
+            for fence in ("", "```", "```json")
+            for name in self._names
+            for more in ("}", ',"arguments":{')
+        ]
+        self._fenced = False
+        self._state = self._bare if self._names else self._text
+        self._ending = self._tail
         self._depth = 0
         self._quoted = self._escaped = False
         self._out: list[Part] = []
@@ -58,6 +84,8 @@ class ToolParser:
             self._out.append(self._buffer.rstrip() if self.calls else self._buffer)
         elif self._state == self._head:
             self._whole(self._buffer, OPEN + self._buffer)
+        elif self._state in (self._bare, self._behind):
+            self._out.append(self._buffer.rstrip() if self.calls else self._buffer)
         self._buffer = ""
         return self._given()
 
@@ -78,6 +106,43 @@ class ToolParser:
         self._buffer = before[keep:]
         return False
 
+    def _bare(self) -> bool:
+        """At the beginning, or behind a call without marks: is this one? Space does not count."""
+        compact = _SPACE.sub("", self._buffer)
+        if any(head.startswith(compact) and head != compact for head in self._heads):
+            return False
+        found = _BARE.match(self._buffer)
+        if found is None or found["name"] not in self._names:
+            self._state = self._text
+            return True
+        self._fenced = self._fenced or bool(found["fence"])
+        self._buffer = self._buffer[found.end() :]
+        self._begin(found["name"])
+        if found["arguments"]:
+            self._state, self._ending = self._arguments, self._bare_tail
+        else:
+            self._more("{}")
+            self._state = self._behind
+        return True
+
+    def _bare_tail(self) -> bool:
+        """Behind the arguments of a call without marks: the bracket of its object."""
+        rest = self._buffer.lstrip()
+        if not rest:
+            return False
+        self._buffer, self._state = rest.removeprefix("}"), self._behind
+        return True
+
+    def _behind(self) -> bool:
+        """Behind a call without marks: the end of its fence, then perhaps another."""
+        self._buffer = "" if self._one else self._buffer.lstrip()
+        if self._fenced and self._buffer.startswith("```"):
+            self._buffer, self._fenced = self._buffer[3:].lstrip(), False
+        if not self._buffer or (self._fenced and "```".startswith(self._buffer)):
+            return False
+        self._state = self._bare
+        return True
+
     def _head(self) -> bool:
         """Behind the mark, before the arguments."""
         close, head = self._buffer.find(CLOSE), _HEAD.match(self._buffer)
@@ -86,6 +151,7 @@ class ToolParser:
             if name is not None:
                 self._begin(name)
                 self._buffer, self._state = self._buffer[head.end() :], self._arguments
+                self._ending = self._tail
                 return True
         if close < 0:
             return False
@@ -109,7 +175,7 @@ class ToolParser:
                 self._depth -= 1
                 if self._depth == 0:
                     self._more(self._buffer[: at + 1])
-                    self._buffer, self._state = self._buffer[at + 1 :], self._tail
+                    self._buffer, self._state = self._buffer[at + 1 :], self._ending
                     return True
         self._more(self._buffer)
         self._buffer = ""

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from rebar.errors import InputError
+from rebar.service.schema_places import TOOLS, Schema, check_schema
 from rebar.service.structured import MAX_GRAMMAR_BYTES, json_rules
 from rebar.service.tool_parser import CLOSE, OPEN
 from rebar.service.wire import ChatBody, Tool
@@ -44,7 +45,7 @@ def tools_of(body: ChatBody) -> ToolUse | None:
     if not tools or choice == "none":
         return None
     one = body.parallel_tool_calls is False
-    called = [tool for tool in tools if choice in {"required", tool.function.name}]
+    called = {i: t for i, t in enumerate(tools) if choice in {"required", t.function.name}}
     if choice != "auto" and body.ignore_eos:
         raise InputError("`ignore_eos` cannot go with `tool_choice`.", param="ignore_eos")
     grammar = "" if choice == "auto" else _grammar(called, one or choice != "required")
@@ -68,7 +69,8 @@ def with_tools(job: Job, use: ToolUse) -> Job:
         msgspec.structs.replace(packet, grammar=use.grammar, stop=(*packet.stop, *stop))
         for packet in job.packets
     ]
-    return replace(job, packets=packets, tools=True)
+    names = tuple(tool["function"]["name"] for tool in use.shown)
+    return replace(job, packets=packets, tools=names, one_call=use.one, place=TOOLS)
 
 
 def _check(tools: Sequence[Tool]) -> None:
@@ -113,14 +115,21 @@ def _choice(given: str | dict[str, Any] | None, tools: Sequence[Tool]) -> str:
     return name
 
 
-def _grammar(tools: Sequence[Tool], one: bool) -> str:
+def _schema(tool: Tool) -> Schema:
+    """Of its arguments, which are an object."""
+    given = tool.function.parameters
+    return {"type": "object", **(given or {"additionalProperties": False})}
+
+
+def _grammar(tools: Mapping[int, Tool], one: bool) -> str:
     """Calls of these tools. Each schema stands alone, so that its own $defs are found."""
     lines = ["start: call" if one else 'start: call ("\\n" call)*']
-    lines.append("call: " + " | ".join(f"call_{i}" for i in range(len(tools))))
-    for i, tool in enumerate(tools):
+    lines.append("call: " + " | ".join(f"call_{i}" for i in tools))
+    for i, tool in tools.items():
         before = f'{OPEN}\n{{"name": "{tool.function.name}", "arguments": '
-        schema = tool.function.parameters or {"type": "object", "additionalProperties": False}
-        text = json.dumps(json_rules({"type": "object", **schema}, "tools"))
+        schema = _schema(tool)
+        check_schema(schema, f"{TOOLS}[{i}].function.parameters")
+        text = json.dumps(json_rules(schema))
         after = json.dumps("}\n" + CLOSE)
         lines.append(f"call_{i}: {json.dumps(before)} args_{i} {after}")
         lines.append(f"args_{i}: %json {text}")

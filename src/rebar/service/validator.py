@@ -23,7 +23,7 @@ from rebar.graph.sequence import SamplingParams
 from rebar.service.conversation import refuse_lost_calls, refuse_lost_tools, turns_of
 from rebar.service.messages import NORMAL, RequestPacket
 from rebar.service.model import ServedModel
-from rebar.service.structured import grammar_of
+from rebar.service.structured import form_of
 from rebar.service.tools import ToolUse, tools_of, with_tools
 from rebar.service.wire import ChatBody, ChatMessage, CompletionBody, SamplingBody
 
@@ -47,7 +47,9 @@ class Job:
 
     packets come in groups of `n` per prompt; packet.index counts through. echo: prompt text that
     goes before each choice's text, by index. scored: log probabilities were asked for. explain:
-    the answer is to tell what happened to it. tools: the text may hold tool calls.
+    the answer is to tell what happened to it. tools: names of those
+    that the text may call. one_call: and no more than one. place: where in
+    the request its grammar is said.
     """
 
     model: str
@@ -58,7 +60,9 @@ class Job:
     n: int
     echo: tuple[str, ...] = ()
     explain: bool = False
-    tools: bool = False
+    tools: tuple[str, ...] = ()
+    one_call: bool = False
+    place: str = ""
 
     @property
     def grammar(self) -> str:
@@ -204,7 +208,7 @@ class Validator:
         priority = NORMAL if body.priority is None else body.priority
         check_range("priority", priority, -MAX_PRIORITY, MAX_PRIORITY)
         stop, end_ids = stops_of(body.stop), self._end_ids(body)
-        grammar = grammar_of(body)
+        form = form_of(body)
         packets = [
             RequestPacket(
                 ticket=0,
@@ -219,14 +223,15 @@ class Validator:
                 score_prompt=bool(getattr(body, "echo", False)) and scores is not None,
                 priority=priority,
                 tenant=caller.tenant,
-                grammar=grammar,
+                grammar=form.grammar if form else "",
             )
             for which, prompt in enumerate(prompts)
             for choice in range(n)
         ]
         usage = bool(body.stream_options and body.stream_options.include_usage)
         explain = bool(body.explain)
-        return Job(self.model.name, packets, stream, usage, scores is not None, n, explain=explain)
+        scored, place, name = scores is not None, form.place if form else "", self.model.name
+        return Job(name, packets, stream, usage, scored, n, explain=explain, place=place)
 
     def _choices(self, body: SamplingBody, prompts: int) -> int:
         """Choices of each prompt. More than can ever be held at once is the caller's error."""

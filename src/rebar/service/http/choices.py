@@ -63,7 +63,7 @@ class Choices:
         self.failure: str | None = None
         self._cached: dict[int, int] = {}
         self._records: dict[int, ChoiceRecord] = {}
-        self._parsers = [ToolParser() for _ in job.packets] if job.tools else []
+        self._parsers = [ToolParser(job.tools, one=job.one_call) for _ in job.packets if job.tools]
         self._begun = [False] * len(job.packets)
         self._prompt_scores: list[list[TokenScore]] = [[] for _ in job.packets]
 

@@ -10,6 +10,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar, Protocol, Self
 
+from rebar.errors import InputError
 from rebar.service.body import decode_body
 from rebar.service.http.answers import Heading, chat_answer, completion_answer
 from rebar.service.http.choices import Choices, Piece
@@ -63,6 +64,10 @@ class Exchange(ABC):
     @abstractmethod
     def job(self, validator: Validator, caller: Caller) -> Job:
         """The packets it comes to. Raises InputError naming the field."""
+
+    def named(self, error: InputError) -> InputError:
+        """An error about the job, in the words of this API."""
+        return error
 
     @abstractmethod
     def whole(self, reply: Reply, pieces: list[Piece]) -> bytes:

@@ -11,6 +11,7 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
+from rebar.errors import InputError
 from rebar.service.http.answers import Heading, collect
 from rebar.service.http.choices import Choices, Piece
 from rebar.service.http.exchange import Exchange, Reply, Writer
@@ -95,7 +96,10 @@ class Generating:
 
         exchange, service, job = await self._off_loop.run(len(raw), validate)
         if job.grammar:
-            await self._off_loop.check(job.grammar)
+            try:
+                await self._off_loop.check(job.grammar, job.place)
+            except InputError as error:
+                raise exchange.named(error) from None
         return exchange, service, job
 
     async def _answer(

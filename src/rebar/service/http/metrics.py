@@ -40,6 +40,11 @@ GAUGES: tuple[tuple[str, str, Callable[[EngineStats], float]], ...] = (
     ),
     ("rebar_kv_blocks_free", "Free blocks of the KV cache", lambda s: s.free_blocks),
     ("rebar_kv_blocks", "Blocks of the KV cache", lambda s: s.total_blocks),
+    (
+        "rebar_kv_blocks_held_back",
+        "Free blocks that the machine has no memory for",
+        lambda s: s.held_back_blocks,
+    ),
     ("dfp_batch_size_current", "Positions in the latest step", lambda s: s.rows),
     ("dfp_batch_size_limit", "Positions a step with a prompt may hold", lambda s: s.row_limit),
     (

@@ -30,10 +30,10 @@ class OffLoop:
             return work()
         return await asyncio.get_running_loop().run_in_executor(self._texts, work)
 
-    async def check(self, grammar: str) -> None:
+    async def check(self, grammar: str, place: str) -> None:
         """Raises InputError for a grammar that cannot be compiled in bounded time."""
         loop = asyncio.get_running_loop()
-        await loop.run_in_executor(self._grammars, self._checker.check, grammar)
+        await loop.run_in_executor(self._grammars, self._checker.check, grammar, place)
 
     def close(self) -> None:
         """Ends threads and process."""

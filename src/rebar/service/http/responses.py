@@ -12,6 +12,7 @@ from typing import Any, Literal, Self
 
 import msgspec
 
+from rebar.errors import InputError
 from rebar.service.body import decode_body
 from rebar.service.converted import Converted
 from rebar.service.from_responses import from_responses
@@ -148,6 +149,10 @@ class ResponsesExchange(Exchange):
     def job(self, validator: Validator, caller: Caller) -> Job:
         """The packets it comes to."""
         return self._converted.told(lambda chat: validator.chat(chat, caller))
+
+    def named(self, error: InputError) -> InputError:
+        """An error about the job, in the words of this API."""
+        return self._converted.renamed(error)
 
     def whole(self, reply: Reply, pieces: list[Piece]) -> bytes:
         """The JSON of a whole answer."""
