@@ -51,7 +51,7 @@ def test_scores_of_many_choices(roomy: Live, path: str, fields: dict[str, Any]) 
         {"logprobs": True, "top_logprobs": 20},
         {"n": 128},
         {"n": 8, "logprobs": True, "top_logprobs": 4},
-        {"n": 100, "logprobs": True, "top_logprobs": 20, "max_tokens": MAX_SCORES // 21 // 100},
+        {"n": 20, "logprobs": True, "top_logprobs": 20, "max_tokens": MAX_SCORES // 21 // 20},
     ],
 )
 def test_what_one_choice_may_have_and_what_is_few(roomy: Live, fields: dict[str, Any]) -> None:
