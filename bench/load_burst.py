@@ -13,7 +13,7 @@ import asyncio
 
 import uvloop
 from bench.harness import Line, note
-from bench.serving import Server, holds, rebar_server, run
+from bench.serving import Default, Server, holds, rebar_server, run
 
 from rebar.hal.processes import allow_connections
 from rebar.insight.load import LoadRun, Pace, Tally
@@ -22,6 +22,7 @@ from rebar.insight.workload import Lengths, Workload
 TIMES = 10
 SLOWER = 1.5
 PROMPT, OUTPUT = Lengths("uniform", 20, 200), Lengths("uniform", 16, 64)
+DEFAULTS: dict[str, Default] = {"seconds": 30.0, "share": 0.1}
 
 
 def load(server: Server, priority: int, seed: int, **pace: float) -> LoadRun:
@@ -99,4 +100,4 @@ def prove(given: argparse.Namespace) -> list[Line]:
 
 
 if __name__ == "__main__":
-    run(__doc__, prove, seconds=30.0, share=0.1)
+    run(__doc__, prove, **DEFAULTS)

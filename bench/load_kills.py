@@ -20,7 +20,7 @@ from functools import partial
 from typing import Any
 
 from bench.harness import Line, note
-from bench.serving import Server, corpus, holds, rebar_server, run, text_of
+from bench.serving import Default, Server, corpus, holds, rebar_server, run, text_of
 
 from rebar.insight.load import LoadRun, Pace
 from rebar.insight.workload import Ask, Lengths, Workload
@@ -33,6 +33,7 @@ KINDS: tuple[dict[str, Any], ...] = (
     {"temperature": 0.8, "guided_regex": "([A-Za-z]{2,9}[ ,.]){40,80}"},
     {"temperature": 0.7, "stop": ["\n\n\n", "the end", "lord"]},
 )
+DEFAULTS: dict[str, Default] = {"requests": 320, "kills": 20, "stops": 3}
 
 
 class Mixed(Workload):
@@ -160,4 +161,4 @@ def prove(given: argparse.Namespace) -> list[Line]:
 
 
 if __name__ == "__main__":
-    run(__doc__, prove, requests=320, kills=20, stops=3)
+    run(__doc__, prove, **DEFAULTS)

@@ -9,12 +9,13 @@ from __future__ import annotations
 import argparse
 
 from bench.harness import Line
-from bench.serving import holds, rebar_server, run
+from bench.serving import Default, holds, rebar_server, run
 
 from rebar.insight.load import LoadRun, Pace
 from rebar.insight.workload import Lengths, Workload
 
 WITHIN = 1.0
+DEFAULTS: dict[str, Default] = {"users": 500, "seconds": 5.0}
 
 
 def prove(given: argparse.Namespace) -> list[Line]:
@@ -43,4 +44,4 @@ def prove(given: argparse.Namespace) -> list[Line]:
 
 
 if __name__ == "__main__":
-    run(__doc__, prove, users=500, seconds=5.0)
+    run(__doc__, prove, **DEFAULTS)

@@ -10,7 +10,7 @@ import argparse
 import statistics
 
 from bench.harness import Line, measure, note, rebar
-from bench.serving import Server, rebar_server, run
+from bench.serving import Default, Server, rebar_server, run
 
 from rebar.insight.load import LoadRun, Pace
 from rebar.insight.workload import Lengths, Workload
@@ -18,6 +18,7 @@ from rebar.insight.workload import Lengths, Workload
 STREAMS, TOKENS = 16, 256
 TARGET = 0.85
 FIGURE = "decode16"
+DEFAULTS: dict[str, Default] = {"rounds": 3}
 
 
 def over_http(server: Server, seed: int) -> float:
@@ -59,4 +60,4 @@ def prove(given: argparse.Namespace) -> list[Line]:
 
 
 if __name__ == "__main__":
-    run(__doc__, prove, rounds=3)
+    run(__doc__, prove, **DEFAULTS)

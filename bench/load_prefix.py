@@ -11,13 +11,14 @@ import argparse
 import statistics
 
 from bench.harness import Line, note
-from bench.serving import Server, corpus, holds, rebar_server, run, text_of
+from bench.serving import Default, Server, corpus, holds, rebar_server, run, text_of
 
 from rebar.insight.load import LoadRun, Pace, times_of
 from rebar.insight.workload import Lengths, Workload
 
 PREFIX, TAIL = 1000, 30
 SHARE = 0.15
+DEFAULTS: dict[str, Default] = {"pairs": 5}
 
 
 def ask(server: Server, pair: int, number: int) -> tuple[float, str, int]:
@@ -64,4 +65,4 @@ def prove(given: argparse.Namespace) -> list[Line]:
 
 
 if __name__ == "__main__":
-    run(__doc__, prove, pairs=5)
+    run(__doc__, prove, **DEFAULTS)

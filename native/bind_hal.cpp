@@ -147,7 +147,7 @@ void bind_rms_norm(Class& c) {
   c.def(
       "rms_norm",
       [](rb::Program& p, Address x, Address weight, Address y, Address yq, int32_t x_stride, int32_t y_stride,
-         int32_t n, int32_t groups, float eps, int32_t domain) {
+         int32_t n, int32_t groups, float eps, int32_t domain, int32_t group) {
         auto l = launch(RB_OP_RMS_NORM);
         l.args.rms_norm = {at<const float>(x),
                            at<const float>(weight),
@@ -158,29 +158,30 @@ void bind_rms_norm(Class& c) {
                            n,
                            groups,
                            eps,
-                           domain};
+                           domain,
+                           group};
         p.add(l);
       },
       nb::kw_only(), nb::arg("x"), nb::arg("weight"), nb::arg("y"), nb::arg("yq"), nb::arg("x_stride"),
-      nb::arg("y_stride"), nb::arg("n"), nb::arg("groups"), nb::arg("eps"), nb::arg("domain"));
+      nb::arg("y_stride"), nb::arg("n"), nb::arg("groups"), nb::arg("eps"), nb::arg("domain"), nb::arg("group"));
 }
 
 void bind_quantize(Class& c) {
   c.def(
       "quantize",
-      [](rb::Program& p, Address x, Address xq, int32_t x_stride, int32_t k, int32_t domain) {
+      [](rb::Program& p, Address x, Address xq, int32_t x_stride, int32_t k, int32_t domain, int32_t group) {
         auto l = launch(RB_OP_QUANTIZE);
-        l.args.quantize = {at<const float>(x), at<uint8_t>(xq), x_stride, k, domain};
+        l.args.quantize = {at<const float>(x), at<uint8_t>(xq), x_stride, k, domain, group};
         p.add(l);
       },
-      nb::kw_only(), nb::arg("x"), nb::arg("xq"), nb::arg("x_stride"), nb::arg("k"), nb::arg("domain"));
+      nb::kw_only(), nb::arg("x"), nb::arg("xq"), nb::arg("x_stride"), nb::arg("k"), nb::arg("domain"), nb::arg("group"));
 }
 
 void bind_matmul(Class& c) {
   c.def(
       "matmul",
       [](rb::Program& p, Matrix w, Address x, Address xq, Address bias, Address residual, Address y, int32_t x_stride,
-         int32_t y_stride, int32_t residual_stride, int32_t domain) {
+         int32_t y_stride, int32_t residual_stride, int32_t domain, int32_t group) {
         auto l = launch(RB_OP_MATMUL);
         l.args.matmul = {matrix(w),
                          at<const float>(x),
@@ -191,11 +192,12 @@ void bind_matmul(Class& c) {
                          x_stride,
                          y_stride,
                          residual_stride,
-                         domain};
+                         domain,
+                         group};
         p.add(l);
       },
       nb::kw_only(), nb::arg("w"), nb::arg("x"), nb::arg("xq"), nb::arg("bias"), nb::arg("residual"), nb::arg("y"),
-      nb::arg("x_stride"), nb::arg("y_stride"), nb::arg("residual_stride"), nb::arg("domain"));
+      nb::arg("x_stride"), nb::arg("y_stride"), nb::arg("residual_stride"), nb::arg("domain"), nb::arg("group"));
 }
 
 void bind_rope(Class& c) {
@@ -252,7 +254,8 @@ void bind_attention(Class& c) {
       "attention",
       [](rb::Program& p, bool merge, Address q, Address cache, Address out, Address outq, Address work,
          int64_t block_stride, int32_t kv_type, int32_t q_stride, int32_t out_stride, int32_t heads, int32_t kv_heads,
-         int32_t head_dim, int32_t window, int32_t max_positions, int32_t blocks, float scale, float softcap) {
+         int32_t head_dim, int32_t window, int32_t max_positions, int32_t blocks, float scale, float softcap,
+         int32_t group) {
         auto l = launch(merge ? RB_OP_ATTENTION_MERGE : RB_OP_ATTENTION);
         l.args.attention = {at<const float>(q),
                             at<const uint8_t>(cache),
@@ -270,26 +273,27 @@ void bind_attention(Class& c) {
                             max_positions,
                             blocks,
                             scale,
-                            softcap};
+                            softcap,
+                            group};
         p.add(l);
       },
       nb::kw_only(), nb::arg("merge"), nb::arg("q"), nb::arg("cache"), nb::arg("out"), nb::arg("outq"), nb::arg("work"),
       nb::arg("block_stride"), nb::arg("kv_type"), nb::arg("q_stride"), nb::arg("out_stride"), nb::arg("heads"),
       nb::arg("kv_heads"), nb::arg("head_dim"), nb::arg("window"), nb::arg("max_positions"), nb::arg("blocks"),
-      nb::arg("scale"), nb::arg("softcap"));
+      nb::arg("scale"), nb::arg("softcap"), nb::arg("group"));
 }
 
 void bind_gated(Class& c) {
   c.def(
       "gated",
       [](rb::Program& p, Address x, Address y, Address yq, int32_t x_stride, int32_t y_stride, int32_t n, int32_t act,
-         int32_t domain) {
+         int32_t domain, int32_t group) {
         auto l = launch(RB_OP_GATED);
-        l.args.gated = {at<const float>(x), at<float>(y), at<uint8_t>(yq), x_stride, y_stride, n, act, domain};
+        l.args.gated = {at<const float>(x), at<float>(y), at<uint8_t>(yq), x_stride, y_stride, n, act, domain, group};
         p.add(l);
       },
       nb::kw_only(), nb::arg("x"), nb::arg("y"), nb::arg("yq"), nb::arg("x_stride"), nb::arg("y_stride"), nb::arg("n"),
-      nb::arg("act"), nb::arg("domain"));
+      nb::arg("act"), nb::arg("domain"), nb::arg("group"));
 }
 
 void bind_add(Class& c) {

@@ -14,7 +14,7 @@
 extern "C" {
 #endif
 
-#define RB_ABI_VERSION 2
+#define RB_ABI_VERSION 3
 // Of the packed weights below. Files are kept for years: it grows only when their bytes mean something else.
 #define RB_LAYOUT_VERSION 1
 
@@ -61,8 +61,10 @@ typedef struct rb_matrix {
 } rb_matrix;
 
 // Quantized activations: one row of k inputs (k % 32 == 0) is
-//   int8 q[k]; f32 d[k/16]; int32 sum[k/16]   with d = max|x| / 127 of 16 inputs, q = round_to_nearest_even(x * (1/d)),
+//   int8 q[k]; f32 d[k/16]; int32 sum[k/16]   with d = max|x| / 127 of a group, q = round_to_nearest_even(x * (1/d)),
 // sum = sum of q over 16 inputs. d = 0, q = 0 where 1/d is not finite; d = NaN, q = 0 where an input is not finite.
+// A group is 16 inputs, or 32 where a launch says `group` 32: then d, rounded towards zero to 22 bits, stands twice, and products take
+// one dot where they took two.
 // The row stride is rb_quantized_stride(k) bytes, a multiple of 64.
 size_t rb_quantized_stride(int32_t k);
 
@@ -121,20 +123,22 @@ typedef struct {
   uint8_t* yq;
   int32_t x_stride, y_stride, n, groups;
   float eps;
-  int32_t domain;
+  int32_t domain, group;
 } rb_rms_norm;
 
 // xq = quantized x (layout above), row stride rb_quantized_stride(k).
 typedef struct {
   const float* x;
   uint8_t* xq;
-  int32_t x_stride, k, domain;
+  int32_t x_stride, k, domain, group;
 } rb_quantize;
 
 // y[r,j] = sum_k x[r,k] w[j,k] (+ bias[j]) (+ residual[r,j]).  Block formats read xq, float formats read x.
 // Each y is summed over ascending k by one chain. Block formats, per group of 32 inputs with halves 0 and 1 (scales dx0, dx1;
 // integer dots D = float(dot - offset*sum), exact): acc = fma(fma(D1, dx1, D0*dx0), dw, acc), then with a minimum
 // acc = fma(m, dx0*sum0 + dx1*sum1, acc); Q6_K, whose weights have a scale a half: fma(D0, dw0*dx0, acc), then half 1.
+// With a scale for all 32 (group 32, not Q6_K): acc = fma(D*dx, dw, acc), then acc = fma(m, dx*sum, acc), D and sum of 32 inputs;
+// D*dx as fma(c + D, dx, -c*dx) with c = 1.5 2^23, the same where c*dx is finite (|x| < 3e33), not finite beyond.
 // Float formats: fma(x, w, acc) per input.
 // y may be a column slice of a wider buffer (y_stride > n); residual may alias y.
 typedef struct {
@@ -144,7 +148,7 @@ typedef struct {
   const float* bias;
   const float* residual;
   float* y;
-  int32_t x_stride, y_stride, residual_stride, domain;
+  int32_t x_stride, y_stride, residual_stride, domain, group;
 } rb_matmul;
 
 // Rotates pairs (i, i + dim/2) of each head: table[position] = [cos dim/2][sin dim/2]; y0 = fma(-x1, sin, x0 cos),
@@ -204,6 +208,7 @@ typedef struct {
   int64_t block_stride;
   int32_t kv_type, q_stride, out_stride, heads, kv_heads, head_dim, window, max_positions, blocks;
   float scale, softcap;
+  int32_t group;
 } rb_attention;
 // Most chunks that a row can see.
 int64_t rb_attention_chunks(int32_t window, int32_t max_positions);
@@ -216,7 +221,7 @@ typedef struct {
   const float* x;
   float* y;
   uint8_t* yq;
-  int32_t x_stride, y_stride, n, act, domain;
+  int32_t x_stride, y_stride, n, act, domain, group;
 } rb_gated;
 
 // y = a + b.

@@ -142,6 +142,20 @@ install_clang() {
   apt-get update -q && apt-get install -q -y --no-install-recommends clang 'libclang-rt-*-dev'
 }
 
+# What deploy/ holds is tested in the real proxies where they are; in CI they are.
+offer_proxies() {
+  command -v nginx >/dev/null 2>&1 && command -v caddy >/dev/null 2>&1 && return 0
+  if [ "${CI:-}" = true ] && [ "$(id -u)" -eq 0 ] && command -v apt-get >/dev/null 2>&1; then
+    (phase "nginx and caddy for deploy/" proxies install_proxies) && return 0
+  fi
+  say "deploy/ in nginx and Caddy: left out where they are not here (apt-get install nginx-light caddy)"
+}
+
+install_proxies() {
+  export DEBIAN_FRONTEND=noninteractive
+  apt-get update -q && apt-get install -q -y --no-install-recommends nginx-light caddy
+}
+
 # The summary is pytest's own; its exit code 5 (nothing ran) is a failure like any other.
 run_pytest() {
   title=$1
@@ -158,6 +172,7 @@ check_everything() {
   check "native tests, sanitized" sanitized sanitized_tests
   if offer_valgrind; then check "instructions of a step" instructions count_steps; fi
   if offer_fuzzer; then check "fuzz targets, a few seconds each" fuzz fuzz_smoke; fi
+  offer_proxies
   run_pytest "pytest" --cov=rebar.graph --cov-report=term --cov-fail-under=95 tests
   finish
 }

@@ -312,7 +312,7 @@ static void put_heads(const rb_attention& a, int64_t row, int64_t head, int64_t 
   }
   if (a.out != nullptr) memcpy(a.out + row * a.out_stride + at, sum, static_cast<size_t>(count) * sizeof(float));
   if (a.outq != nullptr)
-    QuantizedRow::at(a.outq + static_cast<size_t>(row) * rb_quantized_stride(width), width)
+    QuantizedRow::at(a.outq + static_cast<size_t>(row) * rb_quantized_stride(width), width, a.group)
         .put(at / 16, sum, count / 16);
 }
 

@@ -48,7 +48,7 @@ static void select_run(const rb_args* args, const rb_step* step, int64_t begin, 
 
 // y or yq may be NULL.
 template <int Act>
-RB_INLINE void gated_row(const float* gate, const float* up, float* y, uint8_t* yq, int n) {
+RB_INLINE void gated_row(const float* gate, const float* up, float* y, uint8_t* yq, int n, int group) {
   float own[256];
   for (int i = 0; i < n; i += 256) {  // sixteen groups, as they are quantized
     const int count = n - i < 256 ? n - i : 256;
@@ -57,7 +57,7 @@ RB_INLINE void gated_row(const float* gate, const float* up, float* y, uint8_t* 
       const F x = load(gate + i + j, count - j);
       store(to + j, mul(Act == 0 ? silu(x) : gelu(x), load(up + i + j, count - j)), count - j);
     }
-    if (yq != nullptr) QuantizedRow::at(yq, n).put(i / 16, to, count / 16);
+    if (yq != nullptr) QuantizedRow::at(yq, n, group).put(i / 16, to, count / 16);
   }
 }
 
@@ -73,9 +73,9 @@ static void gated_run(const rb_args* args, const rb_step* step, int64_t begin, i
     float* y = a.y == nullptr ? nullptr : a.y + r * a.y_stride;
     uint8_t* yq = a.yq == nullptr ? nullptr : a.yq + static_cast<size_t>(r) * rb_quantized_stride(a.n);
     if (a.act == 0)
-      gated_row<0>(x, x + a.n, y, yq, a.n);
+      gated_row<0>(x, x + a.n, y, yq, a.n, a.group);
     else
-      gated_row<1>(x, x + a.n, y, yq, a.n);
+      gated_row<1>(x, x + a.n, y, yq, a.n, a.group);
   }
 }
 

@@ -23,9 +23,9 @@ RB_INLINE void norm_slice(const float* x, const float* weight, float* y, int n, 
   for (int i = 0; i < n; i += 16) store(y + i, mul(mul(load(x + i, n - i), scale), load(weight + i, n - i)), n - i);
 }
 
-RB_INLINE void norm_quantized(const float* x, const float* weight, float* y, uint8_t* yq, int n, float eps) {
+RB_INLINE void norm_quantized(const float* x, const float* weight, float* y, uint8_t* yq, int n, float eps, int group) {
   const F scale = set1(inverse_rms(x, n, eps));
-  const QuantizedRow out = QuantizedRow::at(yq, n);
+  const QuantizedRow out = QuantizedRow::at(yq, n, group);
   float own[256];
   for (int i = 0; i < n; i += 256) {  // sixteen groups, as they are quantized
     const int count = n - i < 256 ? n - i : 256;
@@ -46,7 +46,7 @@ static void rms_norm_run(const rb_args* args, const rb_step* step, int64_t begin
     const float* x = a.x + r * a.x_stride;
     float* y = a.y == nullptr ? nullptr : a.y + r * a.y_stride;
     if (a.yq != nullptr) {
-      norm_quantized(x, a.weight, y, a.yq + static_cast<size_t>(r) * rb_quantized_stride(a.n), a.n, a.eps);
+      norm_quantized(x, a.weight, y, a.yq + static_cast<size_t>(r) * rb_quantized_stride(a.n), a.n, a.eps, a.group);
       continue;
     }
     for (int64_t g = 0; g < a.groups; ++g) norm_slice(x + g * a.n, a.weight, y + g * a.n, a.n, a.eps);

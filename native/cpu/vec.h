@@ -239,5 +239,16 @@ RB_INLINE I sum_each(const I (&v)[16]) {
   return load(out);
 }
 #endif
+// The larger of lanes 2i and 2i+1, in both.
+RB_INLINE I max_pairs(I v) {
+#ifdef RB_TRANSPOSED_REDUCTION
+  return {{pi_max(v.p[0], pi_swap_pairs(v.p[0]))}};
+#else
+  int32_t out[16];
+  store(out, v);
+  RB_UNROLL for (int i = 0; i < 16; i += 2) out[i] = out[i + 1] = out[i] > out[i + 1] ? out[i] : out[i + 1];
+  return load(out);
+#endif
+}
 
 }  // namespace rb::RB_NS

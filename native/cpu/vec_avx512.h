@@ -81,6 +81,7 @@ RB_INLINE int32_t pi_reduce_add(PI a) { return _mm512_reduce_add_epi32(a); }
 // Four times half of each register is added to the other half while two become one: 45 instructions for 16 registers, where 16
 // reductions of one register take 130. Lane g of the result belongs to v[g].
 #define RB_TRANSPOSED_REDUCTION
+RB_INLINE PI pi_swap_pairs(PI v) { return _mm512_shuffle_epi32(v, _MM_PERM_CDAB); }
 struct PiMax {
   static inline __attribute__((always_inline)) PI of(PI a, PI b) { return _mm512_max_epi32(a, b); }
 };

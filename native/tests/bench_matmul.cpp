@@ -51,7 +51,7 @@ Times measure(const Shape& s, int32_t isa, int32_t rows, int threads) {
   Buffer weights(bytes * copies);
   for (size_t i = 0; i < copies; ++i) std::memcpy(weights.data() + i * bytes, one.data(), bytes);
   const std::vector<float> x = random.normals(static_cast<size_t>(rows) * s.k);
-  const std::vector<uint8_t> xq = quantized(isa, x.data(), rows, s.k);
+  const std::vector<uint8_t> xq = quantized(isa, x.data(), rows, s.k, 32);
   std::vector<float> y(static_cast<size_t>(rows) * s.n);
   std::vector<Work> work(copies);
   for (size_t i = 0; i < copies; ++i) {
@@ -65,7 +65,8 @@ Times measure(const Shape& s, int32_t isa, int32_t rows, int threads) {
                            s.k,
                            s.n,
                            0,
-                           RB_ROWS};
+                           RB_ROWS,
+                           32};
     work[i].step = rows_step(rows);
   }
   Times best{1e9, 1e9};

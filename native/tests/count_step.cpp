@@ -75,17 +75,19 @@ class Model {
     a.embed.out = x_.data(), a.embed.out_stride = kWidth, a.embed.scale = 1.0f;
     add(RB_OP_EMBED, a);
   }
-  void norm(const std::vector<float>& x, int32_t domain) {
+  void norm(const std::vector<float>& x, int32_t domain, int32_t group) {
     rb_args a{};
     a.rms_norm.x = x.data(), a.rms_norm.weight = ones_.data(), a.rms_norm.yq = quantized_.data();
     a.rms_norm.x_stride = a.rms_norm.y_stride = a.rms_norm.n = kWidth;
     a.rms_norm.groups = 1, a.rms_norm.eps = 1e-5f, a.rms_norm.domain = domain;
+    a.rms_norm.group = group;
     add(RB_OP_RMS_NORM, a);
   }
-  void matmul(const rb_matrix& w, float* y, float* residual, int32_t domain = RB_ROWS) {
+  void matmul(const rb_matrix& w, float* y, float* residual, int32_t group, int32_t domain = RB_ROWS) {
     rb_args a{};
     a.matmul.w = w, a.matmul.xq = quantized_.data(), a.matmul.y = y, a.matmul.residual = residual;
     a.matmul.y_stride = a.matmul.residual_stride = w.n, a.matmul.domain = domain;
+    a.matmul.group = group;
     add(RB_OP_MATMUL, a);
   }
   void rope(float* x, int32_t heads) {
@@ -95,8 +97,8 @@ class Model {
     add(RB_OP_ROPE, a);
   }
   void attention(Weights& w) {
-    norm(x_, RB_ROWS);
-    matmul(of(w.qkv, RB_Q4_1, kQkv, kWidth), qkv_.data(), nullptr);
+    norm(x_, RB_ROWS, 16);
+    matmul(of(w.qkv, RB_Q4_1, kQkv, kWidth), qkv_.data(), nullptr, 16);
     float *q = qkv_.data(), *k = q + kHeads * kHeadDim, *v = k + kKvHeads * kHeadDim;
     rope(q, kHeads), rope(k, kKvHeads);
     rb_args a{};
@@ -109,25 +111,26 @@ class Model {
     b.attention.outq = quantized_.data(), b.attention.q_stride = kQkv, b.attention.out_stride = kHeads * kHeadDim;
     b.attention.heads = kHeads, b.attention.kv_heads = kKvHeads, b.attention.head_dim = kHeadDim;
     b.attention.max_positions = kPositions, b.attention.blocks = kBlocks, b.attention.scale = 0.125f;
+    b.attention.group = 16;
     add(RB_OP_ATTENTION, b);
-    matmul(of(w.out, RB_Q4_0, kWidth, kHeads * kHeadDim), x_.data(), x_.data());
+    matmul(of(w.out, RB_Q4_0, kWidth, kHeads * kHeadDim), x_.data(), x_.data(), 16);
   }
   void mlp(const Weights& w) {
-    norm(x_, RB_ROWS);
-    matmul(of(w.gate_up, RB_Q4_K, 2 * kMlp, kWidth), mlp_.data(), nullptr);
+    norm(x_, RB_ROWS, 32);
+    matmul(of(w.gate_up, RB_Q4_K, 2 * kMlp, kWidth), mlp_.data(), nullptr, 32);
     rb_args a{};
     a.gated.x = mlp_.data(), a.gated.yq = quantized_.data(), a.gated.x_stride = 2 * kMlp;
-    a.gated.y_stride = a.gated.n = kMlp, a.gated.domain = RB_ROWS;
+    a.gated.y_stride = a.gated.n = kMlp, a.gated.domain = RB_ROWS, a.gated.group = 32;
     add(RB_OP_GATED, a);
-    matmul(of(w.down, RB_Q6_K, kWidth, kMlp), x_.data(), x_.data());
+    matmul(of(w.down, RB_Q6_K, kWidth, kMlp), x_.data(), x_.data(), 32);
   }
   void head() {
     rb_args a{};
     a.select.x = x_.data(), a.select.y = selected_.data();
     a.select.x_stride = a.select.y_stride = a.select.n = kWidth;
     add(RB_OP_SELECT, a);
-    norm(selected_, RB_LOGIT_ROWS);
-    matmul(of(head_, RB_Q8_0, kVocab, kWidth), logits_.data(), nullptr, RB_LOGIT_ROWS);
+    norm(selected_, RB_LOGIT_ROWS, 32);
+    matmul(of(head_, RB_Q8_0, kVocab, kWidth), logits_.data(), nullptr, 32, RB_LOGIT_ROWS);
   }
 
   Random random_;

@@ -106,11 +106,11 @@ Buffer packed(int32_t type, const std::vector<uint8_t>& stored, int64_t n, int64
   return out;
 }
 
-std::vector<uint8_t> quantized(int32_t isa, const float* x, int32_t rows, int32_t k) {
+std::vector<uint8_t> quantized(int32_t isa, const float* x, int32_t rows, int32_t k, int32_t group) {
   Buffer out(rb_quantized_stride(k) * static_cast<size_t>(rows));
   std::memset(out.data(), 0, out.size());
   rb_args args{};
-  args.quantize = {x, out.data(), k, k, RB_ROWS};
+  args.quantize = {x, out.data(), k, k, RB_ROWS, group};
   run_launch(isa, RB_OP_QUANTIZE, args, rows_step(rows));
   return {out.data(), out.data() + out.size()};
 }

@@ -62,7 +62,7 @@ void run_launch(int32_t isa, int32_t op, const rb_args& args, const rb_step& ste
 rb_step rows_step(int32_t rows);  // a step of `rows` rows, all of which want logits; no ids, positions or tables
 std::vector<uint8_t> random_stored(Random& random, int32_t type, int64_t n, int64_t k);  // finite, scales near 1
 Buffer packed(int32_t type, const std::vector<uint8_t>& stored, int64_t n, int64_t k, const int32_t* rows = nullptr);
-std::vector<uint8_t> quantized(int32_t isa, const float* x, int32_t rows, int32_t k);
+std::vector<uint8_t> quantized(int32_t isa, const float* x, int32_t rows, int32_t k, int32_t group = 16);
 
 template <class T>
 bool same_bits(const std::vector<T>& a, const std::vector<T>& b) {

@@ -123,11 +123,13 @@ std::vector<float> attention(const Cache& c, int32_t isa, const std::vector<Ask>
                     reach,
                     c.blocks,
                     1.0f / std::sqrt(static_cast<float>(s.head_dim)),
-                    s.softcap};
+                    s.softcap,
+                    s.window > 0 ? 32 : 16};
   run_launch(isa, RB_OP_ATTENTION, args, step, split);
   run_launch(isa, RB_OP_ATTENTION_MERGE, args, step, split);
   if (outq.size() > 0)
-    CHECK(std::memcmp(quantized(isa, out.data(), step.rows, width).data(), outq.data(), outq.size()) == 0);
+    CHECK(std::memcmp(quantized(isa, out.data(), step.rows, width, args.attention.group).data(), outq.data(),
+                      outq.size()) == 0);
   return out;
 }
 

@@ -30,7 +30,7 @@ TEST(rows, rms_norm) {
       const std::vector<float> y = agreed("rms_norm", [&](int32_t isa, Split split) {
         std::vector<float> out(x.size(), NAN);
         rb_args args{};
-        args.rms_norm = {x.data(), weight.data(), out.data(), nullptr, width, width, n, groups, 1e-5f, RB_ROWS};
+        args.rms_norm = {x.data(), weight.data(), out.data(), nullptr, width, width, n, groups, 1e-5f, RB_ROWS, 16};
         run_launch(isa, RB_OP_RMS_NORM, args, rows_step(rows), split);
         return out;
       });
@@ -52,27 +52,28 @@ TEST(rows, rms_norm_quantizes_what_it_would_have_written) {
   Random random(101);
   const int32_t rows = 5, n = 96;
   const std::vector<float> x = random.normals(rows * n), weight = random.normals(n);
-  for (const int32_t isa : available_isas()) {
-    test_context = rb_isa_name(isa);
-    Buffer alone = zeroed(rb_quantized_stride(n) * rows), beside = zeroed(alone.size());
-    std::vector<float> y(x.size()), plain(x.size());
-    rb_args args{};
-    args.rms_norm = {x.data(), weight.data(), plain.data(), nullptr, n, n, n, 1, 1e-6f, RB_ROWS};
-    run_launch(isa, RB_OP_RMS_NORM, args, rows_step(rows));
-    args.rms_norm.y = y.data();
-    args.rms_norm.yq = beside.data();
-    run_launch(isa, RB_OP_RMS_NORM, args, rows_step(rows));
-    args.rms_norm.y = nullptr;
-    args.rms_norm.yq = alone.data();
-    run_launch(isa, RB_OP_RMS_NORM, args, rows_step(rows));
-    const std::vector<uint8_t> expected = quantized(isa, plain.data(), rows, n);
-    CHECK(same_bits(y, plain));
-    CHECK(std::memcmp(expected.data(), alone.data(), expected.size()) == 0);
-    CHECK(std::memcmp(expected.data(), beside.data(), expected.size()) == 0);
-  }
+  for (const int32_t isa : available_isas())
+    for (const int32_t group : {16, 32}) {
+      test_context = rb_isa_name(isa);
+      Buffer alone = zeroed(rb_quantized_stride(n) * rows), beside = zeroed(alone.size());
+      std::vector<float> y(x.size()), plain(x.size());
+      rb_args args{};
+      args.rms_norm = {x.data(), weight.data(), plain.data(), nullptr, n, n, n, 1, 1e-6f, RB_ROWS, group};
+      run_launch(isa, RB_OP_RMS_NORM, args, rows_step(rows));
+      args.rms_norm.y = y.data();
+      args.rms_norm.yq = beside.data();
+      run_launch(isa, RB_OP_RMS_NORM, args, rows_step(rows));
+      args.rms_norm.y = nullptr;
+      args.rms_norm.yq = alone.data();
+      run_launch(isa, RB_OP_RMS_NORM, args, rows_step(rows));
+      const std::vector<uint8_t> expected = quantized(isa, plain.data(), rows, n, group);
+      CHECK(same_bits(y, plain));
+      CHECK(std::memcmp(expected.data(), alone.data(), expected.size()) == 0);
+      CHECK(std::memcmp(expected.data(), beside.data(), expected.size()) == 0);
+    }
 }
 
-TEST(rows, quantize) {
+void check_quantized(int32_t group) {
   Random random(102);
   const int32_t rows = 7, k = 160;
   std::vector<float> x = random.normals(static_cast<size_t>(rows * k));
@@ -87,40 +88,48 @@ TEST(rows, quantize) {
   const std::vector<float> out = agreed("quantize", [&](int32_t isa, Split split) {
     Buffer q = zeroed(rb_quantized_stride(k) * rows);
     rb_args args{};
-    args.quantize = {x.data(), q.data(), k, k, RB_ROWS};
+    args.quantize = {x.data(), q.data(), k, k, RB_ROWS, group};
     run_launch(isa, RB_OP_QUANTIZE, args, rows_step(rows), split);
     return as_floats(q);
   });
   const uint8_t* bytes = reinterpret_cast<const uint8_t*>(out.data());
   constexpr int32_t per_row = k / 16;
   for (int32_t g = 0; g < rows * per_row; ++g) {
-    test_context = "group " + std::to_string(g);
+    test_context = "per " + std::to_string(group) + ", group " + std::to_string(g);
     const uint8_t* row = bytes + static_cast<size_t>(g / per_row) * rb_quantized_stride(k);
     const int8_t* q = reinterpret_cast<const int8_t*>(row) + g % per_row * 16;
     float d;
     int32_t sum, expected = 0;
     std::memcpy(&d, row + k + g % per_row * 4, 4);
     std::memcpy(&sum, row + k + per_row * 4 + g % per_row * 4, 4);
-    const float* in = x.data() + g * 16;
+    const float *in = x.data() + g * 16, *whole = x.data() + g * 16 / group * group;
     float largest = 0.0f;
     bool finite = true;
-    for (int i = 0; i < 16; ++i) {
-      largest = std::max(largest, std::abs(in[i]));
-      finite = finite && std::isfinite(in[i]);
-      expected += q[i];
+    for (int i = 0; i < group; ++i) {
+      largest = std::max(largest, std::abs(whole[i]));
+      finite = finite && std::isfinite(whole[i]);
     }
+    for (int i = 0; i < 16; ++i) expected += q[i];
     CHECK(sum == expected);
     if (!finite) {
       CHECK(std::isnan(d) && std::all_of(q, q + 16, [](int8_t v) { return v == 0; }));
     } else if (largest < 0x1p-122f) {
       CHECK(d == 0.0f && std::all_of(q, q + 16, [](int8_t v) { return v == 0; }));
     } else {
-      CHECK(d == largest / 127.0f);
+      const float exact = largest / 127.0f;
+      // A scale for 32 keeps 22 bits: at most 3 units of its last place less.
+      CHECK(group == 16 ? d == exact : d <= exact && within(d, exact, 3 * 2 * kRound * exact + 0x1p-147));
       // Half a step, and 127 steps times the two roundings of x (1/d).
       for (int i = 0; i < 16; ++i) CHECK(within(q[i], static_cast<double>(in[i]) / d, 0.5 + 127 * 2 * kRound));
-      CHECK(std::any_of(q, q + 16, [](int8_t v) { return v == 127 || v == -127; }));
+      const int8_t* all = reinterpret_cast<const int8_t*>(row) + g % per_row * 16 / group * group;
+      CHECK(std::any_of(all, all + group, [](int8_t v) { return v == 127 || v == -127; }));
     }
   }
+}
+
+TEST(rows, quantize) {
+  check_quantized(16);
+  check_quantized(32);
 }
 
 TEST(rows, rope) {
@@ -181,12 +190,12 @@ TEST(rows, gated) {
       std::vector<float> out(rows * n), same(rows * n);
       Buffer q = zeroed(rb_quantized_stride(n) * rows);
       rb_args args{};
-      args.gated = {x.data(), out.data(), nullptr, 2 * n, n, n, act, RB_ROWS};
+      args.gated = {x.data(), out.data(), nullptr, 2 * n, n, n, act, RB_ROWS, 16 + 16 * act};
       run_launch(isa, RB_OP_GATED, args, rows_step(rows), split);
       args.gated.y = same.data();
       args.gated.yq = q.data();
       run_launch(isa, RB_OP_GATED, args, rows_step(rows), split);
-      const std::vector<uint8_t> expected = quantized(isa, out.data(), rows, n);
+      const std::vector<uint8_t> expected = quantized(isa, out.data(), rows, n, 16 + 16 * act);
       CHECK(same_bits(out, same) && std::memcmp(expected.data(), q.data(), q.size()) == 0);
       return out;
     });

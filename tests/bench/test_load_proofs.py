@@ -11,7 +11,7 @@ import pytest
 from bench.harness import Line
 from tests.tiny import tiny_gguf
 
-from bench import load_burst, load_crowd, load_front, load_kills, load_leave, load_prefix
+from bench import load_all, load_burst, load_crowd, load_front, load_kills, load_leave, load_prefix
 from rebar.dataflow.models import convert
 
 CLOCK = ("/s", ", s", "TTFT", "s until", "RSS", "us an event")
@@ -42,7 +42,7 @@ def test_no_stream_is_lost_over_a_model_that_costs_nothing(tmp_path: Path) -> No
 
 
 def test_a_crowd_says_what_each_says_alone(tmp_path: Path, model: str) -> None:
-    lines = load_crowd.prove(given(tmp_path, streams=100, model=model))
+    lines = load_crowd.prove(given(tmp_path, streams=100, alone=0, model=model))
     assert missed(lines) == []
 
 
@@ -66,3 +66,17 @@ def test_a_known_prefix_changes_no_byte(tmp_path: Path, model: str) -> None:
 def test_a_burst_is_refused_with_a_time_and_hurts_nobody(tmp_path: Path, model: str) -> None:
     lines = load_burst.prove(given(tmp_path, seconds=1.5, share=0.1, model=model))
     assert missed(lines) == []
+
+
+def test_a_proof_that_breaks_is_a_line_that_does_not_hold(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(_given: argparse.Namespace) -> list[Line]:
+        raise OSError("no such file")
+
+    monkeypatch.setattr(load_leave, "prove", broken)
+    (line,) = load_all.prove("leave", given(tmp_path, model="m"))
+    assert (line.ours, line.met) == ("failed: OSError", False)
+    monkeypatch.setattr(load_prefix, "prove", lambda fields: [Line("x", "1", str(fields.pairs))])
+    (line,) = load_all.prove("prefix", given(tmp_path, model="m"))
+    assert (line.figure, line.ours) == ("prefix: x", "5")

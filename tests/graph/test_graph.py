@@ -216,9 +216,9 @@ def test_plan_of_a_layer_is_near_the_most_alive_at_once() -> None:
         sum(p.nbytes for p in places if p.born <= i <= p.dies) for i in range(len(graph.order))
     )
     assert plan.nbytes == most
-    assert nbytes_of(Tensor("q", (Domain.ROWS, 64), "q8"), limits) == 32 * _native.quantized_stride(
-        64
-    )
+    assert nbytes_of(
+        Tensor("q", (Domain.ROWS, 64), "q8_16"), limits
+    ) == 32 * _native.quantized_stride(64)
     assert lowest_gap([], 10) == 0
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import cast
+from typing import Literal, cast
 
 import numpy as np
 import pytest
@@ -77,9 +77,10 @@ def test_rms_norm(device: DeviceManager, groups: int) -> None:
     close(got.data, want.reshape(6, 96), bound.reshape(6, 96))
 
 
+@pytest.mark.parametrize("group", [16, 32])
 @pytest.mark.parametrize("kind", [k for k in WeightFormat if k.quantized_input])
 def test_quantized_linear_is_exact_but_for_the_last_roundings(
-    device: DeviceManager, kind: WeightFormat
+    device: DeviceManager, kind: WeightFormat, group: Literal[16, 32]
 ) -> None:
     """Integer parts are exact, so only the float sum over groups rounds: one or two roundings a
     group of 32 (16) inputs.
@@ -90,10 +91,10 @@ def test_quantized_linear_is_exact_but_for_the_last_roundings(
     x, bias = random(9, k), random(n, seed=4)
     g, tx = Builder(), activation("x", k)
     tw, tb = Tensor("w", (n, k), kind), Tensor("b", (n,))
-    out = g.linear("y", tx, (tw,), (tb,))
-    graph = g.graph(out, g.quantize(tx))
+    out = g.linear("y", tx, (tw,), (tb,), group)
+    graph = g.graph(out, g.quantize(tx, group))
     values = run(graph, device, Call([(0, 9, [0])]), {tw: m, tb: vector(bias)}, {tx: x})
-    xq = load(values.quantized(g.quantize(tx)), 9)
+    xq = load(values.quantized(g.quantize(tx, group)), 9)
     dense = unpack(m).astype(np.float64)
     want = xq @ dense.T + bias
     # each of up to 3 k/16 float steps rounds a partial sum that is at most sum |x w|; min terms

@@ -4,6 +4,8 @@ returns its output.
 
 from __future__ import annotations
 
+from typing import Literal
+
 from rebar.graph import nodes
 from rebar.graph.graph import Graph
 from rebar.graph.node import Node
@@ -17,7 +19,7 @@ class Builder:
     def __init__(self) -> None:
         self.nodes: list[Node] = []
         self.scope = ""
-        self._quantized: dict[Tensor, Tensor] = {}
+        self._quantized: dict[tuple[Tensor, int], Tensor] = {}
 
     def _name(self, what: str) -> str:
         return f"{self.scope}{what}"
@@ -37,25 +39,31 @@ class Builder:
         self.nodes.append(nodes.RmsNorm(out.name, x, weight, out, eps, groups))
         return out
 
-    def quantize(self, x: Tensor) -> Tensor:
-        """int8 of x; asked twice, made once."""
-        if x not in self._quantized:
-            out = Tensor(f"{x.name}.q8", nodes.Quantize.shape(x.shape), "q8")
+    def quantize(self, x: Tensor, group: Literal[16, 32] = 16) -> Tensor:
+        """int8 of x, a scale per `group` inputs; asked twice, made once."""
+        if (x, group) not in self._quantized:
+            dtype: DType = "q8_16" if group == 16 else "q8_32"
+            out = Tensor(f"{x.name}.{dtype}", nodes.Quantize.shape(x.shape), dtype)
             self.nodes.append(nodes.Quantize(out.name, x, out))
-            self._quantized[x] = out
-        return self._quantized[x]
+            self._quantized[x, group] = out
+        return self._quantized[x, group]
 
     def linear(
-        self, name: str, x: Tensor, w: tuple[Tensor, ...], bias: tuple[Tensor, ...] = ()
+        self,
+        name: str,
+        x: Tensor,
+        w: tuple[Tensor, ...],
+        bias: tuple[Tensor, ...] = (),
+        group: Literal[16, 32] = 16,
     ) -> Tensor:
-        """x times the stacked parts of w, quantizing x where a part wants it."""
+        """x times the stacked parts of w, quantizing x per `group` where a part wants it."""
         block = [part.format.quantized_input for part in w]
         shape = nodes.Linear.shape(
             x.shape, *(part.shape for part in w), bias=tuple(b.shape for b in bias)
         )
         out = self._out(name, shape)
         x_float = x if not all(block) else None
-        x_int = self.quantize(x) if any(block) else None
+        x_int = self.quantize(x, group) if any(block) else None
         self.nodes.append(nodes.Linear(out.name, w, out, x_float, x_int, bias))
         return out
 

@@ -89,7 +89,9 @@ class RmsNorm(Node):
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Quantize(Node):
-    """out = int8 of x per 16 inputs: what products with block-quantized weights take."""
+    """out = int8 of x, a scale per 16 or 32 inputs by its type: what products with
+    block-quantized weights take.
+    """
 
     x: Tensor
     out: Tensor

@@ -11,7 +11,7 @@ import numpy as np
 
 from rebar import _native
 from rebar.graph.node import Node, Values
-from rebar.graph.tensor import Tensor
+from rebar.graph.tensor import GROUPS, Tensor
 from rebar.hal import Block, Domain, Limits, Operand, Pool, QuantizedRows, Rows, aligned
 
 
@@ -41,10 +41,10 @@ class Plan:
         for tensor, place in self.placements.items():
             count = count_of(tensor, limits)
             raw = memory[place.offset : place.offset + place.nbytes]
-            if tensor.dtype == "q8":
+            if tensor.dtype in GROUPS:
                 stride = _native.quantized_stride(tensor.width)
                 operands[tensor] = QuantizedRows(
-                    raw[: count * stride].reshape(count, stride), tensor.width
+                    raw[: count * stride].reshape(count, stride), tensor.width, GROUPS[tensor.dtype]
                 )
             else:
                 floats = raw.view(np.float32)[: count * tensor.width]
@@ -66,7 +66,7 @@ def count_of(tensor: Tensor, limits: Limits) -> int:
 
 def nbytes_of(tensor: Tensor, limits: Limits) -> int:
     """Bytes of an activation for the most rows."""
-    row = _native.quantized_stride(tensor.width) if tensor.dtype == "q8" else tensor.width * 4
+    row = _native.quantized_stride(tensor.width) if tensor.dtype in GROUPS else tensor.width * 4
     return aligned(max(count_of(tensor, limits), 1) * row)
 
 

@@ -83,12 +83,13 @@ class Rows:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class QuantizedRows:
-    """int8 activations of `width` inputs a row, in the layout of native/rebar.h. data: uint8
-    (count, stride bytes).
+    """int8 activations of `width` inputs a row with a scale per `group` (16 or 32) inputs, in the
+    layout of native/rebar.h. data: uint8 (count, stride bytes).
     """
 
     data: NDArray[np.uint8]
     width: int
+    group: int = 16
 
     def __post_init__(self) -> None:
         if (
@@ -100,6 +101,8 @@ class QuantizedRows:
                 f"quantized rows of {self.width} inputs need a multiple of 32 and "
                 f"their own stride, not {self.data.shape}"
             )
+        if self.group not in (16, 32):
+            raise ShapeError(f"a scale stands for 16 or 32 inputs, not {self.group}")
 
     @property
     def count(self) -> int:

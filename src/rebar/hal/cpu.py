@@ -51,6 +51,11 @@ class CpuBackend:
         return CpuProgram(self.pool, self.isa, limits)
 
 
+def _group(rows: QuantizedRows | None) -> int:
+    """Inputs a scale; 0 where nothing is quantized."""
+    return 0 if rows is None else rows.group
+
+
 def _address(operand: Rows | QuantizedRows | Vector | None) -> int:
     return 0 if operand is None else operand.address
 
@@ -120,6 +125,7 @@ class CpuProgram:
             groups=op.groups,
             eps=op.eps,
             domain=int(op.domain),
+            group=_group(op.quantized),
         )
 
     @_record.register
@@ -130,6 +136,7 @@ class CpuProgram:
             x_stride=op.x.stride,
             k=op.x.width,
             domain=int(op.domain),
+            group=op.xq.group,
         )
 
     @_record.register
@@ -146,6 +153,7 @@ class CpuProgram:
             y_stride=op.y.stride,
             residual_stride=op.residual.stride if op.residual is not None else 0,
             domain=int(op.domain),
+            group=_group(op.x if isinstance(op.x, QuantizedRows) else None),
         )
 
     @_record.register
@@ -228,6 +236,7 @@ class CpuProgram:
             blocks=op.storage.blocks,
             scale=op.scale,
             softcap=op.softcap,
+            group=_group(op.quantized),
         )
 
     @_record.register
@@ -241,6 +250,7 @@ class CpuProgram:
             n=op.y.width,
             act=int(op.activation),
             domain=int(op.domain),
+            group=_group(op.quantized),
         )
 
     @_record.register

@@ -73,7 +73,7 @@ class RmsNorm:
 
 @dataclass(frozen=True, slots=True)
 class Quantize:
-    """xq = int8 of x per 16 inputs."""
+    """xq = int8 of x, a scale per xq.group inputs."""
 
     x: Rows
     xq: QuantizedRows

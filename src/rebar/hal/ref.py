@@ -42,12 +42,16 @@ class RefBackend:
         return RefProgram(limits)
 
 
-def quantize(x: NDArray[np.float32]) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
-    """x (rows, k) -> q (rows, k/16, 16) and d (rows, k/16): d = max|x|/127 of 16 inputs, q =
+def quantize(
+    x: NDArray[np.float32], group: int = 16
+) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+    """x (rows, k) -> q (rows, k/group, group) and d (rows, k/group): d = max|x|/127 of a group, q =
     round(x * (1/d)).
     """
-    groups = x.reshape(x.shape[0], -1, 16)
+    groups = x.reshape(x.shape[0], -1, group)
     d = (np.abs(groups).max(axis=-1) / np.float32(127.0)).astype(np.float32)
+    if group == 32:
+        d = (d.view(np.int32) & ~3).view(np.float32)  # 22 bits: native/cpu/matmul.h, kUnit
     inverse = np.divide(np.float32(1.0), d, out=np.zeros_like(d), where=d != 0)
     with np.errstate(invalid="ignore"):
         q = np.rint(groups * inverse[..., None])
@@ -56,8 +60,9 @@ def quantize(x: NDArray[np.float32]) -> tuple[NDArray[np.int32], NDArray[np.floa
 
 def store(xq: QuantizedRows, x: NDArray[np.float32]) -> None:
     """Writes the quantized rows of x in the layout of native/rebar.h."""
-    q, d = quantize(x)
+    q, d = quantize(x, xq.group)
     count, k = x.shape
+    d = np.repeat(d, xq.group // 16, axis=1)
     xq.data[:count, :k] = q.reshape(count, k).astype(np.int8).view(np.uint8)
     xq.data[:count, k : k + k // 4] = d.view(np.uint8)
     sums = q.reshape(count, k // 16, 16).sum(axis=-1, dtype=np.int32)

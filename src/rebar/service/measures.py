@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from rebar.service.messages import DEADLINE, ChoiceRecord, Delta, Failure
@@ -23,6 +24,13 @@ TOKENS = (1, 4, 16, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 131
 
 CODES = frozenset({"stopping", "timeout", "engine_ended", DEADLINE})
 """Causes of failures that have a series of their own; a label is never what a client sent."""
+
+
+def counted(*causes: str) -> Callable[[], Counter[str]]:
+    """Makes counters that begin at 0: a series that first appears with its first event shows
+    Prometheus no increase, and the alert on it sleeps through just that event.
+    """
+    return lambda: Counter(dict.fromkeys(causes, 0))
 
 
 class Histogram:
@@ -87,10 +95,10 @@ class Measures:
     prompt_tokens: Histogram = field(default_factory=lambda: Histogram(TOKENS))
     output_tokens: Histogram = field(default_factory=lambda: Histogram(TOKENS))
     accepted: int = 0
-    finished: Counter[str] = field(default_factory=Counter)
-    failed: Counter[str] = field(default_factory=Counter)
-    refused: Counter[str] = field(default_factory=Counter)
-    aborted: Counter[str] = field(default_factory=Counter)
+    finished: Counter[str] = field(default_factory=counted("stop", "length"))
+    failed: Counter[str] = field(default_factory=counted("caller", "engine", *sorted(CODES)))
+    refused: Counter[str] = field(default_factory=counted("queue_full"))
+    aborted: Counter[str] = field(default_factory=counted("client_left"))
 
     def take(self, times: ChoiceTimes, delta: Delta, now: float) -> None:
         """Books what a choice said."""

@@ -199,8 +199,7 @@ class EngineSupervisor:
             with contextlib.suppress(OSError):
                 writer.close()
             if not self._stopping:
-                process.process.kill()
-                # Before its exit status is taken: then the kernel forgets it.
+                # Before its exit status is taken (Popen.kill does so too): then the kernel forgets.
                 self._past_cpu += process_cpu_seconds(process.pid) or 0.0
                 self._process = None
                 process.kill()

@@ -5,6 +5,7 @@ description.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from rebar.graph.builder import Builder
 from rebar.graph.graph import Graph
@@ -12,6 +13,11 @@ from rebar.graph.models.config import DecoderConfig, RopeConfig
 from rebar.graph.tensor import Tensor
 from rebar.hal import Activation
 
+# Inputs a scale of int8 activations. The products of attention see outliers and need 16; the others
+# bear 32, which costs 3 instructions of 14 less. Perplexity against float32, 4,096 positions of
+# SmolLM2: all 16 +0.22 %, so +0.29 %, all 32 +0.57 % (llama.cpp +0.47 %); Qwen2.5 and Gemma 3 show
+# no difference.
+GROUP: Literal[32] = 32
 Part = tuple[Tensor, ...]  # a matrix in one or more stacked parts
 
 
@@ -85,7 +91,7 @@ def build_decoder(
         x = rest_of_layer(g, c, weights, x, a)
     g.scope = ""
     hidden = g.rms_norm("final_norm", x, w.final_norm, c.norm_eps)
-    logits = g.linear("logits", hidden, w.head)
+    logits = g.linear("logits", hidden, w.head, group=GROUP)
     begins = head_begin, logits.name
     if c.logit_softcap:
         logits = g.softcap(logits, c.logit_softcap)
@@ -100,7 +106,10 @@ def rest_of_layer(g: Builder, c: DecoderConfig, w: LayerWeights, x: Tensor, a: T
     x = g.add("after_attention", x, a)
     h = g.rms_norm("mlp_norm", x, w.mlp_norm, c.norm_eps)
     m = g.linear(
-        "down", g.gated(g.linear("gate_up", h, w.gate_up), Activation[c.activation.upper()]), w.down
+        "down",
+        g.gated(g.linear("gate_up", h, w.gate_up, group=GROUP), Activation[c.activation.upper()]),
+        w.down,
+        group=GROUP,
     )
     if w.post_mlp_norm is not None:
         m = g.rms_norm("post_mlp_norm", m, w.post_mlp_norm, c.norm_eps)

@@ -74,6 +74,12 @@ class EventWriter:
         )
         self._prefix = self._head + b',"choices":[{"index":'
         self._tail = b'}],"usage":null}\n\n' if choices.job.include_usage else b"}]}\n\n"
+        self._scored = choices.job.scored
+        # What stands around the text of nearly every event: once a token, these are joined.
+        self._before = [
+            self._prefix + b"%d" % i + dialect.before_text for i in range(len(choices.job.packets))
+        ]
+        self._after = dialect.after_text + b',"logprobs":null,"finish_reason":null' + self._tail
 
     def opening(self) -> bytes:
         """What comes before the first text of every choice."""
@@ -84,6 +90,8 @@ class EventWriter:
 
     def piece(self, index: int, piece: Piece) -> bytes:
         """New text of a choice, and its end when it has come."""
+        if piece.text and not (self._scored or piece.calls or piece.finish):
+            return self._before[index] + _json(piece.text) + self._after
         out = b""
         dialect = self._dialect
         if piece.text or piece.scored:
