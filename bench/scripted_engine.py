@@ -29,6 +29,7 @@ class Pool(BlockLedger):
     """KV blocks that hold nothing."""
 
     block_size = 16
+    block_bytes = 1
 
 
 class FreeRunner:
@@ -38,6 +39,8 @@ class FreeRunner:
     max_context = 1 << 16
     max_rows = 4096
     free_bytes = 0
+    available_bytes = 1 << 40
+    width = 0
     node_count = 0
 
     def __init__(self, step_seconds: float = 0.0) -> None:
@@ -69,8 +72,9 @@ def tokenizer() -> Tokenizer:
 
 
 def spec(max_running: int, max_waiting: int, step_seconds: float = 0.0) -> EngineSpec:
-    """What the scripted engine is told; the path says how long its steps are."""
-    return EngineSpec(str(step_seconds), RunnerOptions(), max_running, max_waiting)
+    """What the scripted engine is told; the path says how long its steps are. Nothing is guessed:
+    an event a token is what is counted."""
+    return EngineSpec(str(step_seconds), RunnerOptions(), max_running, max_waiting, speculation=0)
 
 
 def served(limits: EngineLimits) -> ServedModel:
@@ -80,13 +84,19 @@ def served(limits: EngineLimits) -> ServedModel:
 
 
 def load_engine(
-    step_seconds: float, _options: RunnerOptions, max_running: int, max_waiting: int
+    step_seconds: float,
+    _options: RunnerOptions,
+    max_running: int,
+    max_waiting: int,
+    *,
+    speculation: int,
 ) -> LoadedEngine:
     """In the place of loading.load_engine."""
     runner, words = FreeRunner(step_seconds), tokenizer()
     engine = InferenceEngine(
-        runner, partial(TextStream, words), vocab_size=words.vocab_size, max_running=max_running
-    )
+        runner, partial(TextStream, words), vocab_size=words.vocab_size, max_running=max_running,
+        speculation=speculation,
+    )  # fmt: skip
     limits = EngineLimits(
         max_context=runner.max_context,
         kv_tokens=BLOCKS * Pool.block_size,
@@ -127,4 +137,5 @@ def serve_scripted(port: int, max_running: int, max_waiting: int, step_seconds: 
 if __name__ == "__main__":
     import sys
 
-    serve_scripted(*map(int, sys.argv[1:4]), float(sys.argv[4]))
+    first, second, third = map(int, sys.argv[1:4])
+    serve_scripted(first, second, third, float(sys.argv[4]))
