@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from rebar import _native
-from rebar.graph import Runner, SamplingParams
+from rebar.graph import Row, Runner, SamplingParams, Sequence
 from rebar.graph.weights import open_model, write_rebar
 from rebar.graph.weights.model_file import WeightType
 from tests.drive import Prompt, Trace, generate, runner_of, window_mean
@@ -94,6 +94,28 @@ def test_a_prompt_in_chunks_as_whole(case: Case, runner: Runner, chunk: int) -> 
     assert alone == case.alone[longest]
     few = case.prompts[:8]
     case.check(generate(runner, few, COUNT, chunk=chunk), len(few))
+
+
+@pytest.mark.parametrize("right", range(COUNT))
+def test_guessed_positions_as_said_one_by_one(case: Case, runner: Runner, right: int) -> None:
+    """A row that goes on over guesses: up to the first wrong one every id and all logits are those
+    that come when each id is said before the next is computed; penalties count guesses too.
+    """
+    for prompt, alone in zip(case.prompts[:12], case.alone, strict=False):
+        sequence = Sequence.of(list(prompt.ids), len(prompt.ids) + COUNT, prompt.sampling)
+        sequence.blocks = runner.kv.allocate(runner.kv.blocks_for(len(sequence.tokens)))
+        last = sequence.total - 1
+        if last:
+            runner.step([Row(sequence, 0, last, range(0))])
+        wrong = [(i + 1) % 512 for i in alone.ids[right:-1]]
+        sequence.guesses = COUNT - 1
+        sequence.tokens[last + 1 : last + COUNT] = [*alone.ids[:right], *wrong]
+        (answers,) = runner.step([Row(sequence, last, COUNT, range(last, last + COUNT))])
+        logits = list(runner.logits(COUNT))
+        stands = slice(0, right + 1)
+        ids = [answer.id for answer in answers]
+        assert Trace(ids[stands], logits[stands]) == Trace(alone.ids[stands], alone.logits[stands])
+        runner.kv.release(sequence.blocks)
 
 
 def test_steps_of_few_rows_as_of_many(case: Case) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from cyclopts import App
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from rebar.cli.main import VERBS, build_app
@@ -113,3 +113,27 @@ def test_commands_and_the_python_api_have_one_default_model() -> None:
 def test_the_list_of_verbs_says_what_each_says_itself() -> None:
     own = {verb: build_app(verb)[verb].help.split("\n")[0] for verb in VERBS}
     assert own == VERBS
+
+
+SOUND = b'[serve]\nport = 8001\nmemory = "4GB"\n[chat]\ntemperature = 0.5\n'
+
+
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    raw=st.binary(max_size=60) | st.text(max_size=40).map(str.encode) | st.just(SOUND),
+    at=st.integers(0, len(SOUND)),
+    more=st.binary(max_size=4),
+)
+def test_any_settings_file_is_tables_of_verbs_or_an_input_error(
+    tmp_path: Path, raw: bytes, at: int, more: bytes
+) -> None:
+    path = tmp_path / "rebar.toml"
+    path.write_bytes(raw[:at] + more + raw[at + len(more) :])
+    try:
+        tables = read_file(path, tuple(VERBS))
+    except InputError as refusal:
+        message = str(refusal)
+        assert message.startswith(str(path))
+        assert message.endswith(".")
+    else:
+        assert set(tables) <= set(VERBS)

@@ -16,11 +16,9 @@ import pydantic
 import pytest
 
 from rebar.dataflow.text import Tokenizer
-from rebar.errors import InputError
 from rebar.graph import RunnerOptions
 from rebar.graph.weights import open_model
 from rebar.service.grammar import Grammars
-from rebar.service.grammar_check import GrammarChecker
 from rebar.service.loading import load_model
 from rebar.service.router import ModelService
 from rebar.service.structured import MAX_WHITESPACE, form_of
@@ -153,6 +151,11 @@ BAD: list[tuple[str, Any]] = [
     ("guided_choice", []),
     ("guided_choice", [""]),
     ("guided_json", "{"),
+    ("guided_json", "[" * 60_000),
+    ("guided_json", '{"items":' * 6000 + "{}" + "}" * 6000),
+    ("structured_outputs", {"json": "[" * 60_000}),
+    ("guided_grammar", "start: " + "(" * 20_000 + '"a"' + ")" * 20_000),
+    ("guided_grammar", "root ::= " + "(" * 20_000 + '"a"' + ")" * 20_000),
     ("guided_grammar", "nonsense"),
     ("structured_outputs", {"xml": "a"}),
     ("structured_outputs", {"json_object": 1}),
@@ -173,20 +176,6 @@ def test_two_forms_exclude_each_other(live: Live) -> None:
     answer = live.chat(guided_regex="a", guided_choice=["a"])
     assert answer.status_code == 400
     assert live.chat(guided_regex="a", ignore_eos=True).json()["error"]["param"] == "ignore_eos"
-
-
-def test_a_hostile_grammar_is_refused_in_bounded_time() -> None:
-    """Seventeen patterns that must all hold take minutes to intersect; the next question works."""
-    patterns = [{"pattern": f".*a.{{{i}}}b.*"} for i in range(3, 20)]
-    checker = GrammarChecker()
-    try:
-        with pytest.raises(InputError, match="longer than 2 s"):
-            checker.check(grammar(guided_json={"type": "string", "allOf": patterns}))
-        with pytest.raises(InputError, match="longer than 2 s"):  # remembered, not tried again
-            checker.check(grammar(guided_json={"type": "string", "allOf": patterns}))
-        checker.check(grammar(guided_json=SCHEMAS[0]))
-    finally:
-        checker.close()
 
 
 class Cat(pydantic.BaseModel):

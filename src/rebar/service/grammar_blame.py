@@ -28,14 +28,15 @@ def place_of(grammar: str, reason_of: Callable[[str], str]) -> str:
     """
     try:
         form = msgspec.json.decode(grammar)["grammars"][0]
-    except (msgspec.DecodeError, LookupError, TypeError):
-        return ""
-    if "json_schema" in form:
-        return place_in(form["json_schema"], reason_of)
-    for number, schema in _ARGUMENTS.findall(form.get("lark_grammar", "")):
-        arguments = msgspec.json.decode(schema)
-        if reason_of(alone(arguments)):
-            return f"/{number}" + place_in(arguments, reason_of)
+        if isinstance(form.get("json_schema"), dict):
+            return place_in(form["json_schema"], reason_of)
+        calls = _ARGUMENTS.findall(form.get("lark_grammar", ""))
+        arguments = [(number, msgspec.json.decode(schema)) for number, schema in calls]
+    except (msgspec.DecodeError, RecursionError, LookupError, TypeError, AttributeError):
+        return ""  # no schema of ours: a caller's own grammar may look like one of tools
+    for number, schema in arguments:
+        if isinstance(schema, dict) and reason_of(alone(schema)):
+            return f"/{number}" + place_in(schema, reason_of)
     return ""
 
 

@@ -17,6 +17,7 @@ from typing import Any
 import msgspec
 
 from rebar.errors import InputError
+from rebar.service.body import check_depth
 from rebar.service.patterns import check_pattern
 from rebar.service.schema_places import Schema, check_schema
 from rebar.service.wire import SamplingBody
@@ -136,10 +137,13 @@ def _bad_format(place: str, fault: str) -> InputError:
 def _json(schema: object, name: str) -> Form:
     """A JSON schema: an object, true (any JSON), or one of these as JSON text."""
     if isinstance(schema, str) and name != SCHEMA:
+        raw = schema.encode("utf-8", "surrogatepass")
         try:
-            schema = msgspec.json.decode(schema.encode("utf-8", "surrogatepass"))
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise InputError(f"`{name}` is not JSON: {error}.", param=name) from None
+            check_depth(raw)
+            schema = msgspec.json.decode(raw)
+        except (msgspec.DecodeError, UnicodeDecodeError, InputError) as error:
+            reason = str(error).rstrip(".")
+            raise InputError(f"`{name}` is not JSON: {reason}.", param=name) from None
     if schema is True:
         schema = {}
     if not isinstance(schema, dict):

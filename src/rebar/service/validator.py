@@ -20,6 +20,7 @@ from typing import Any, ClassVar, Protocol
 
 from rebar.errors import ContextLengthError, InputError, ModelNameError
 from rebar.graph.sequence import SamplingParams
+from rebar.service.amounts import refuse_many_messages, refuse_many_scores
 from rebar.service.conversation import refuse_lost_calls, refuse_lost_tools, turns_of
 from rebar.service.messages import NORMAL, RequestPacket
 from rebar.service.model import ServedModel
@@ -47,9 +48,8 @@ class Job:
 
     packets come in groups of `n` per prompt; packet.index counts through. echo: prompt text that
     goes before each choice's text, by index. scored: log probabilities were asked for. explain:
-    the answer is to tell what happened to it. tools: names of those
-    that the text may call. one_call: and no more than one. place: where in
-    the request its grammar is said.
+    the answer is to tell what happened to it. tools: names of those that the text may call.
+    one_call: and no more than one. place: where in the request its grammar is said.
     """
 
     model: str
@@ -140,6 +140,7 @@ class Validator:
             raise InputError(
                 "This model has no chat template. Use /v1/completions.", param="messages"
             )
+        refuse_many_messages(len(messages), self.model.limits.max_total)
         turns = turns_of(messages)
         refuse_lost_calls(turns, template)
         refuse_lost_tools(turns, tools or [], template)
@@ -228,6 +229,7 @@ class Validator:
             for which, prompt in enumerate(prompts)
             for choice in range(n)
         ]
+        refuse_many_scores(packets)
         usage = bool(body.stream_options and body.stream_options.include_usage)
         explain = bool(body.explain)
         scored, place, name = scores is not None, form.place if form else "", self.model.name

@@ -86,7 +86,7 @@ class Choices:
         pieces: dict[int, Piece] = {}
         for delta in await stream.next():
             if delta.failure is not None:
-                raise error_of(delta.failure)
+                raise error_of(delta.failure, self.job.place)
             index = stream.index(delta)
             piece = self._piece(index, delta)
             if index in pieces:

@@ -158,10 +158,11 @@ def error_response(error: Exception, path: str = "", request_id: str | None = No
     return Response(content, status, headers, media_type="application/json")
 
 
-def error_of(failure: Failure) -> RebarError:
-    """The error a delta reports."""
+def error_of(failure: Failure, place: str = "") -> RebarError:
+    """The error a delta reports. place: where a grammar was asked for, if one was."""
     if failure.caller:
-        return InputError(failure.message, code=failure.code)
+        param = place if failure.code == "invalid_grammar" and place else None
+        return InputError(failure.message, param=param, code=failure.code)
     if failure.code == "stopping":
         return StoppingError(failure.message)
     if failure.code == "timeout":

@@ -221,10 +221,10 @@ def usage_of(choices: Choices) -> MessagesUsage:
 
 
 def _object(text: str) -> dict[str, Any]:
-    """The arguments of a call; {} where they were cut."""
+    """The arguments of a call; {} where they were cut, or nested without end."""
     try:
         return msgspec.json.decode(text, type=dict[str, Any])
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):
         return {}
 
 

@@ -31,7 +31,12 @@ class OffLoop:
         return await asyncio.get_running_loop().run_in_executor(self._texts, work)
 
     async def check(self, grammar: str, place: str) -> None:
-        """Raises InputError for a grammar that cannot be compiled in bounded time."""
+        """Raises InputError for a grammar that cannot be compiled in bounded time. Who asks for a
+        known one does not queue behind those whose grammars have to be tried.
+        """
+        if self._checker.known(grammar) is not None:
+            self._checker.check(grammar, place)
+            return
         loop = asyncio.get_running_loop()
         await loop.run_in_executor(self._grammars, self._checker.check, grammar, place)
 

@@ -107,8 +107,9 @@ class Routes:
                 "tokens": ids,
             }
             if body.return_token_strs:
-                pieces = (model.tokenizer.token_bytes(token) for token in ids)
-                answer["token_strs"] = [raw.decode("utf-8", "replace") for raw in pieces]
+                texts = {id: model.tokenizer.token_bytes(id) for id in set(ids)}
+                shown = {id: text.decode("utf-8", "replace") for id, text in texts.items()}
+                answer["token_strs"] = [shown[id] for id in ids]
             return msgspec.json.encode(answer)
 
         return _json_response(await self._off_loop.run(len(raw), work))
