@@ -58,6 +58,30 @@ def llama_cpp_logits(path: Path, ids: NDArray[np.int32], threads: int = 1) -> It
     model.close()
 
 
+def llama_cpp_embeddings(
+    path: Path, texts: list[list[int]], pooling: str
+) -> list[NDArray[np.float64]]:
+    """Vectors of length 1 as llama.cpp pools them; pooling: mean or last."""
+    import llama_cpp
+
+    kind = getattr(llama_cpp, f"LLAMA_POOLING_TYPE_{pooling.upper()}")
+    model = llama_cpp.Llama(
+        str(path), n_ctx=512, n_batch=512, n_ubatch=512, embedding=True, pooling_type=kind,
+        n_threads=2, verbose=False,
+    )  # fmt: skip
+    found = []
+    for ids in texts:
+        model._batch.reset()
+        model._batch.add_sequence(ids, 0, True)
+        model._ctx.kv_cache_clear()
+        model._ctx.decode(model._batch)
+        pointer = llama_cpp.llama_get_embeddings_seq(model._ctx.ctx, 0)
+        vector = np.ctypeslib.as_array(pointer, shape=(model.n_embd(),)).astype(np.float64)
+        found.append(vector / np.linalg.norm(vector))
+    model.close()
+    return found
+
+
 def log_softmax(logits: Logits) -> NDArray[np.float64]:
     """Rows of log probabilities in float64."""
     x = logits.astype(np.float64)
