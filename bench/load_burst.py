@@ -22,7 +22,7 @@ from rebar.insight.workload import Lengths, Workload
 TIMES = 10
 SLOWER = 1.5
 PROMPT, OUTPUT = Lengths("uniform", 20, 200), Lengths("uniform", 16, 64)
-DEFAULTS: dict[str, Default] = {"seconds": 30.0, "share": 0.1}
+DEFAULTS: dict[str, Default] = {"seconds": 30.0, "share": 0.1, "waiting": 256}
 
 
 def load(server: Server, priority: int, seed: int, **pace: float) -> LoadRun:
@@ -55,7 +55,7 @@ def prove(given: argparse.Namespace) -> list[Line]:
     """Capacity, quiet, burst."""
     allow_connections()
     with (
-        rebar_server(given.log, model=given.model) as server,
+        rebar_server(given.log, "--max-waiting", str(given.waiting), model=given.model) as server,
         asyncio.Runner(loop_factory=uvloop.new_event_loop) as loop,
     ):
         (busy,) = loop.run(together(load(server, 0, 1, concurrency=32, requests=96)))
@@ -81,7 +81,7 @@ def prove(given: argparse.Namespace) -> list[Line]:
         errors = server.errors_logged()
     ratio = high.ttft.percentile(99) / max(quiet.ttft.percentile(99), 1e-9)
     middle = high.ttft.percentile(50) / max(quiet.ttft.percentile(50), 1e-9)
-    bound, deepest = 64 + 256 + 40, max(most, default=0.0)
+    bound, deepest = (64 + given.waiting) * 9 // 8, max(most, default=0.0)
     missing = low.refused - len(low.retry_after)
     other = {k: v for k, v in low.errors.items() if not k.startswith("http_429")}
     return [

@@ -20,12 +20,12 @@ from rebar.insight.load import Pace, Slo
 from rebar.insight.load_report import measure_load
 from rebar.insight.workload import Lengths, Workload
 
-CLIENTS, REQUESTS = 16, 96
+CLIENTS = 16
 TIMES = 2.0
 HERE = Path(__file__).parent
 
 
-def measured(running: Server, seed: int) -> Facts:
+def measured(running: Server, seed: int, requests: int) -> Facts:
     """One run."""
     text = corpus()
     workload = Workload(
@@ -33,7 +33,7 @@ def measured(running: Server, seed: int) -> Facts:
         route="completions", model=running.target.model(), per_token=4.2,
         extra={"ignore_eos": True, "temperature": 0},
     )  # fmt: skip
-    pace = Pace(concurrency=CLIENTS, requests=REQUESTS, timeout=300)
+    pace = Pace(concurrency=CLIENTS, requests=requests, timeout=300)
     return measure_load(running.target, workload, pace, Slo(), warm_up=2)
 
 
@@ -56,7 +56,7 @@ def prove(given: argparse.Namespace) -> list[Line]:
     for number in range(given.rounds):
         for name, context in servers(given).items():
             with context as running:
-                facts = measured(running, number)
+                facts = measured(running, number, given.requests)
             note(f"{name}: {facts['output_tokens_s']:.0f} tokens/s, P99 TTFT "
                  f"{facts['ttft_ms']['p99']:.0f} ms, errors {facts['errors']}")  # fmt: skip
             runs.setdefault(name, []).append(facts)
@@ -74,7 +74,7 @@ def prove(given: argparse.Namespace) -> list[Line]:
 
 def main() -> None:
     """Measures and prints."""
-    given = arguments(__doc__, peers="", threads=2, rounds=3)
+    given = arguments(__doc__, peers="", threads=2, rounds=3, requests=96)
     given.peers = Path(given.peers).resolve()
     raise SystemExit(finish(prove(given)))
 

@@ -72,8 +72,9 @@ def tokenizer() -> Tokenizer:
 
 
 def spec(max_running: int, max_waiting: int, step_seconds: float = 0.0) -> EngineSpec:
-    """What the scripted engine is told; the path says how long its steps are."""
-    return EngineSpec(str(step_seconds), RunnerOptions(), max_running, max_waiting)
+    """What the scripted engine is told; the path says how long its steps are. Nothing is guessed:
+    an event a token is what is counted."""
+    return EngineSpec(str(step_seconds), RunnerOptions(), max_running, max_waiting, speculation=0)
 
 
 def served(limits: EngineLimits) -> ServedModel:
@@ -139,4 +140,5 @@ def serve_scripted(port: int, max_running: int, max_waiting: int, step_seconds: 
 if __name__ == "__main__":
     import sys
 
-    serve_scripted(*map(int, sys.argv[1:4]), float(sys.argv[4]))
+    first, second, third = map(int, sys.argv[1:4])
+    serve_scripted(first, second, third, float(sys.argv[4]))

@@ -5,14 +5,25 @@ clock decides are not judged here.
 from __future__ import annotations
 
 import argparse
+import inspect
 from pathlib import Path
 
 import pytest
 from bench.harness import Line
 from tests.tiny import tiny_gguf
 
-from bench import load_all, load_burst, load_crowd, load_front, load_kills, load_leave, load_prefix
+from bench import (
+    load_all,
+    load_burst,
+    load_crowd,
+    load_front,
+    load_kills,
+    load_leave,
+    load_prefix,
+    scripted_engine,
+)
 from rebar.dataflow.models import convert
+from rebar.service import loading
 
 CLOCK = ("/s", ", s", "TTFT", "s until", "RSS", "us an event")
 
@@ -33,6 +44,19 @@ def missed(lines: list[Line]) -> list[Line]:
     """Lines that do not hold, but for those of the clock."""
     timed = [line for line in lines if any(word in line.figure for word in CLOCK)]
     return [line for line in lines if line.met is False and line not in timed]
+
+
+def test_the_scripted_engine_is_one_as_the_service_starts_it() -> None:
+    """It stands where the real one does, in a process that no type check sees into."""
+    told = scripted_engine.spec(4, 4)
+    loaded = scripted_engine.load_engine(
+        float(told.path), told.options, told.max_running, told.max_waiting,
+        speculation=told.speculation,
+    )  # fmt: skip
+    assert loaded.engine.step() == []
+    assert inspect.signature(scripted_engine.load_engine).parameters.keys() <= (
+        inspect.signature(loading.load_engine).parameters.keys() | {"step_seconds", "_options"}
+    )
 
 
 def test_no_stream_is_lost_over_a_model_that_costs_nothing(tmp_path: Path) -> None:
@@ -64,7 +88,7 @@ def test_a_known_prefix_changes_no_byte(tmp_path: Path, model: str) -> None:
 
 
 def test_a_burst_is_refused_with_a_time_and_hurts_nobody(tmp_path: Path, model: str) -> None:
-    lines = load_burst.prove(given(tmp_path, seconds=1.5, share=0.1, model=model))
+    lines = load_burst.prove(given(tmp_path, seconds=1.5, share=0.1, waiting=16, model=model))
     assert missed(lines) == []
 
 

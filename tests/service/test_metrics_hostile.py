@@ -147,17 +147,23 @@ def test_no_client_can_make_a_series(live: Live) -> None:
 
     pipelined(live.port, kinds(0))
     series(live)
-    before = series(live)
+    before, quick = series(live), scrape_seconds(live)
     pipelined(live.port, [r for i in range(300) for r in kinds(i)])
     pipelined(live.port, [r for i in range(5000) for r in kinds(i)[:3]])
     after = series(live)
     assert len(after) - len(before) <= 10
+    # Against itself before the scan, for a machine may be busy: 74 ms were seen where 10 are usual.
+    assert scrape_seconds(live) < 5 * quick
+
+
+def scrape_seconds(live: Live) -> float:
+    """The shortest of five scrapes."""
     seconds = []
     for _ in range(5):
         began = time.monotonic()
         live.http.get("/metrics")
         seconds.append(time.monotonic() - began)
-    assert min(seconds) < 0.05
+    return min(seconds)
 
 
 @pytest.fixture(scope="module")

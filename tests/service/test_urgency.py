@@ -64,17 +64,17 @@ def test_priority_out_of_range(live: Live) -> None:
 
 def test_a_deadline_that_cannot_be_met() -> None:
     """One place, held: the second waits, is given up in time, and the first goes on."""
-    runner = ScriptedRunner(slow=0.02, choose=lambda s, p: 97 if p < 60 else END)
+    runner = ScriptedRunner(slow=0.02, choose=lambda s, p: 97 if p < 400 else END)
     with serving(runner, scripted_service(runner, max_running=1)) as live:
         first: list[httpx.Response] = []
-        thread = threading.Thread(target=lambda: first.append(live.complete(max_tokens=60)))
+        thread = threading.Thread(target=lambda: first.append(live.complete(max_tokens=400)))
         thread.start()
         wait_for(lambda: live.service.stats.running == 1)
         began = time.monotonic()
         answer = ask(live, {"X-Deadline-Ms": "150", "X-Request-Id": "late"}, max_tokens=5)
         assert answer.status_code == 504
         assert answer.json()["error"]["code"] == "deadline_exceeded"
-        assert time.monotonic() - began < 1.0, "it waited for its turn to be told"
+        assert time.monotonic() - began < 4.0, "it waited for its turn to be told"
         (choice,) = live.http.get("/v1/requests/late").json()["choices"]
         assert choice["state"] == "deadline_exceeded"
         assert choice["queued"] is None

@@ -26,7 +26,7 @@ from rebar.errors import RebarError
 from rebar.hal import DeviceManager, Limits, Rows, Step, launches, read_machine
 
 DISTRIBUTION = "rebar-llm"
-ABI = 2  # of native/rebar.h this release was written for
+ABI = 3  # of native/rebar.h this release was written for
 LEAST_MEMORY = 600_000_000  # the default model, its KV cache and the server
 LEAST_DISK = 400_000_000  # the default model's wheel, its file and the converted one
 
