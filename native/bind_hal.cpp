@@ -174,7 +174,8 @@ void bind_quantize(Class& c) {
         l.args.quantize = {at<const float>(x), at<uint8_t>(xq), x_stride, k, domain, group};
         p.add(l);
       },
-      nb::kw_only(), nb::arg("x"), nb::arg("xq"), nb::arg("x_stride"), nb::arg("k"), nb::arg("domain"), nb::arg("group"));
+      nb::kw_only(), nb::arg("x"), nb::arg("xq"), nb::arg("x_stride"), nb::arg("k"), nb::arg("domain"),
+      nb::arg("group"));
 }
 
 void bind_matmul(Class& c) {

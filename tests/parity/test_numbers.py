@@ -25,8 +25,9 @@ REPRODUCED = 1e-4
 seen."""
 
 
-INT8_KV_BOUNDS = {"smollm2": 0.002, "qwen05": 0.015, "gemma3": 0.004}
-"""Relative distance of an int8 cache from f16 that is allowed; measured 0.0004, 0.011, -0.002."""
+INT8_KV_BOUNDS = {"smollm2": 0.007, "qwen05": 0.018, "gemma3": 0.004}
+"""Relative distance of an int8 cache from f16 that is allowed; measured 0.0039, 0.0137, -0.0010.
+Any other rounding of activations moves a window by 0.002."""
 
 
 def ours(path: Path, windows: golden.Windows, kv: KVName = "f16") -> float:
@@ -80,10 +81,10 @@ def test_perplexity_live(model: str, request: pytest.FixtureRequest) -> None:
 @pytest.mark.parity
 @pytest.mark.parametrize("model", ["smollm2", "qwen05", "gemma3"])
 def test_what_an_int8_cache_costs(model: str, request: pytest.FixtureRequest) -> None:
-    """Over one window of 2,048 ids: all of it is read back from the cache."""
+    """Windows of 2,048 ids: all of them are read back from the cache."""
     path: Path = request.getfixturevalue(f"{model}_path")
-    window = golden.load(model).ids[:1]
-    assert abs(ours(path, window, "int8") / ours(path, window) - 1) < INT8_KV_BOUNDS[model]
+    windows = golden.load(model).ids
+    assert abs(ours(path, windows, "int8") / ours(path, windows) - 1) < INT8_KV_BOUNDS[model]
 
 
 @pytest.mark.parity

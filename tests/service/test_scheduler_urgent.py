@@ -62,3 +62,30 @@ def test_who_has_waited_long_enough_does_not_pause() -> None:
     scheduler.remove(next(g for g in scheduler if g.packet.ticket == 8))
     scheduler.add(generation(9, 30, 2, priority=HIGH, now=61.0))
     assert tickets(scheduler.schedule(61.0).work) == [1, 9]
+
+
+def test_interrupted_streams_are_all_back_before_anybody_goes_on() -> None:
+    """An engine was killed under 32 streams: those that were back decoded, each step beside them
+    held few positions of the others, and the last client waited 20 seconds for its next token.
+    """
+    scheduler = Scheduler(FakePool(64), max_rows=16, max_running=8)
+    for ticket in (1, 2, 3):
+        said = tuple(range(2000, 2004))
+        scheduler.add(generation(ticket, 20, 40, said=said, now=0.0))
+    scheduler.add(generation(4, 20, 40, now=0.0))
+    taken: dict[int, int] = {}
+    while any(g.interrupted for g in scheduler):
+        plan = scheduler.schedule(0.0)
+        for work, row in zip(plan.work, plan.rows, strict=True):
+            taken[work.packet.ticket] = taken.get(work.packet.ticket, 0) + row.count
+        run(scheduler, plan)
+        scheduler.check_integrity()
+    assert taken == {1: 24, 2: 24, 3: 24}, "and not a position for anybody else"
+    assert tickets(scheduler.schedule(0.0).work) == [1, 2, 3, 4]
+
+
+def test_a_high_stream_does_not_wait_for_low_ones_that_were_interrupted() -> None:
+    scheduler = Scheduler(FakePool(64), max_rows=16, max_running=8)
+    decoding(scheduler, 1, HIGH)
+    scheduler.add(generation(8, 30, 40, said=(2000, 2001), priority=LOW, now=0.0))
+    assert tickets(scheduler.schedule(0.0).work) == [1, 8]

@@ -92,6 +92,11 @@ class Generation:
         return self.sequence.total - self.sequence.computed
 
     @property
+    def interrupted(self) -> bool:
+        """Whether its client has ids of an engine that ended, and none of this one yet."""
+        return bool(self.packet.said) and self.sampled == len(self.packet.said)
+
+    @property
     def skippable(self) -> int:
         """Positions that need not be computed if their keys and values are there: all before the
         first whose logits are still to be read, and never the last.

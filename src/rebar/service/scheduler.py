@@ -6,7 +6,9 @@ budget leaves goes to those further behind, by rank, and a quarter of it to the 
 that a question does not wait for a book. While a prompt of higher priority is computed, whoever
 comes after it and is less urgent has no row at all: beside 64 low choices that decode, a step had
 room for 16 positions of a high prompt, and with ten times the load the P99 of its first token was
-25 seconds. They keep their memory and go on in the step after.
+25 seconds. They keep their memory and go on in the step after. So do all others while streams
+are computed anew whose engine ended: their clients have waited longest, and each position given to
+whoever is back already makes the longest gap longer.
 
 Rank is arrival shifted by priority (generation.py) and never changes: what runs is what comes first
 by rank, as far as places and memory go. Three rules keep it so, and nobody waits for ever:
@@ -61,12 +63,18 @@ def work_of(decoding: Iterable[Generation]) -> StepWork:
     return StepWork(len(depths), sum(depths))
 
 
-def yields(generation: Generation, urgent: Generation | None) -> bool:
-    """Whether it pauses for a prompt of higher priority that also comes first by rank."""
-    return (
-        urgent is not None
-        and generation.packet.priority > urgent.packet.priority
-        and generation.rank > urgent.rank
+def yields(generation: Generation, behind: Iterable[Generation]) -> bool:
+    """Whether it pauses for one of those that have positions to compute: a prompt of higher
+    priority that also comes first by rank, or a stream that was interrupted and is no less urgent.
+    """
+    return any(
+        (generation.packet.priority > other.packet.priority and generation.rank > other.rank)
+        or (
+            other.interrupted
+            and not generation.interrupted
+            and generation.packet.priority >= other.packet.priority
+        )
+        for other in behind
     )
 
 
@@ -275,15 +283,15 @@ class Scheduler:
     def _counts(self, now: float) -> dict[Generation, int]:
         """Positions of each running choice in the next step."""
         everybody = self._behind(now)
-        urgent = min(everybody, key=lambda g: (g.packet.priority, g.rank), default=None)
+        ahead = self._ahead(everybody)
         counts: dict[Generation, int] = {}
         for generation in self.running:
-            if yields(generation, urgent):
+            if yields(generation, ahead):
                 generation.journal.waits_for("order", now)
             elif generation.remaining == 1:
                 counts[generation] = 1
         beside = work_of(counts)
-        behind = [g for g in everybody if not yields(g, urgent)]
+        behind = [g for g in everybody if not yields(g, ahead)]
         for generation in behind:
             counts.setdefault(generation, 0)
         left = self.budget.prompt_rows(beside, behind[0].sequence.computed) if behind else 0
@@ -298,6 +306,13 @@ class Scheduler:
             if not counts[generation]:
                 generation.journal.waits_for("budget", now)
         return counts
+
+    def _ahead(self, behind: list[Generation]) -> list[Generation]:
+        """For whom others may have to pause: the most urgent, and the most urgent interrupted."""
+        ahead: list[Generation] = []
+        for group in (behind, [g for g in behind if g.interrupted]):
+            ahead += sorted(group, key=lambda g: (g.packet.priority, g.rank))[:1]
+        return ahead
 
     def _guess(self, counts: dict[Generation, int]) -> None:
         """Lets those that decode go on over guesses, where nobody else needs the room."""

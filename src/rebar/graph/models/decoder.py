@@ -14,9 +14,7 @@ from rebar.graph.tensor import Tensor
 from rebar.hal import Activation
 
 # Inputs a scale of int8 activations. The products of attention see outliers and need 16; the others
-# bear 32, which costs 3 instructions of 14 less. Perplexity against float32, 4,096 positions of
-# SmolLM2: all 16 +0.22 %, so +0.29 %, all 32 +0.57 % (llama.cpp +0.47 %); Qwen2.5 and Gemma 3 show
-# no difference.
+# bear 32, which costs 3 instructions of 14 less (ARCHITECTURE.md has what it does to perplexity).
 GROUP: Literal[32] = 32
 Part = tuple[Tensor, ...]  # a matrix in one or more stacked parts
 
