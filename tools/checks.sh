@@ -198,7 +198,7 @@ prepare_parity() {
     : >"$parity/installing"
     phase "project in it" parity-project install_packages "[dev]"
     phase "reference libraries" parity-packages install_reference
-    (phase "llama.cpp, from source" parity-llama pip_install -r tools/parity-llama.txt) ||
+    (phase "llama.cpp, from source" parity-llama install_llama_cpp) ||
       say "llama.cpp does not build here; what compares with it is left out"
     rm -f "$parity/installing"
   ) || exit 1
@@ -206,6 +206,17 @@ prepare_parity() {
 }
 
 install_reference() { pip_install -r tools/parity-requirements.txt; }
+
+# Without tile instructions: GCC 12's intrinsic for their configuration does not say what it reads, the stores before it vanish, and
+# llama.cpp 0.3.36 ends with a segmentation fault on processors that have them. A cached wheel may have been built so.
+install_llama_cpp() {
+  flags=
+  if echo | ${CXX:-c++} -mno-amx-tile -mno-amx-int8 -mno-amx-bf16 -E -x c++ - >/dev/null 2>&1; then
+    flags='-mno-amx-tile -mno-amx-int8 -mno-amx-bf16'
+  fi
+  CMAKE_ARGS="${CMAKE_ARGS:-} '-DCMAKE_C_FLAGS=$flags' '-DCMAKE_CXX_FLAGS=$flags'" \
+    pip_install --no-cache-dir -r tools/parity-llama.txt
+}
 
 check_parity() {
   started=$(now)
