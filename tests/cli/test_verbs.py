@@ -99,7 +99,7 @@ def test_doctor(model: str, capsys: Capture) -> None:
 
 
 def test_generate_answers_on_the_real_model(smollm2_path: Path, capsys: Capture) -> None:
-    flags = ["--model", str(smollm2_path), "--max-tokens", "12", "--temperature", "0", "--json"]
+    flags = ["--model", str(smollm2_path), "--max-tokens", "24", "--temperature", "0", "--json"]
     plain = told(capsys, "generate", "The capital of France is", *flags)
     assert plain["text"].startswith(" Paris")
     chat = told(capsys, "generate", "Why is the sky blue?", "--chat", *flags)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, precondition, rule
@@ -29,7 +30,7 @@ class Guesses(Speculation):
         sequence = generation.sequence
         said = sequence.total - sequence.prompt
         ahead = Ids(sequence.tokens.copy(), sequence.prompt, sequence.sampling, sequence.total)
-        ahead.tokens.resize(len(ahead.tokens) + most + 1)
+        ahead.tokens = np.concatenate([ahead.tokens, np.zeros_like(ahead.tokens, shape=most + 1)])
         for _ in range(most):
             ahead.append(hashed(ahead, ahead.total - 1))
         right = (said + generation.packet.ticket) % (most + 1)
