@@ -214,8 +214,9 @@ install_llama_cpp() {
   if echo | ${CXX:-c++} -mno-amx-tile -mno-amx-int8 -mno-amx-bf16 -E -x c++ - >/dev/null 2>&1; then
     flags='-mno-amx-tile -mno-amx-int8 -mno-amx-bf16'
   fi
-  CMAKE_ARGS="${CMAKE_ARGS:-} '-DCMAKE_C_FLAGS=$flags' '-DCMAKE_CXX_FLAGS=$flags'" \
-    pip_install --no-cache-dir -r tools/parity-llama.txt
+  CMAKE_ARGS="${CMAKE_ARGS:-} '-DCMAKE_C_FLAGS=$flags' '-DCMAKE_CXX_FLAGS=$flags'"
+  export CMAKE_ARGS
+  pip_install --no-cache-dir -r tools/parity-llama.txt
 }
 
 check_parity() {
