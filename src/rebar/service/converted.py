@@ -10,10 +10,10 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from rebar.errors import InputError
-from rebar.service.wire import ChatBody, ChatMessage
+from rebar.service.wire import ChatBody, ChatMessage, ToolCall
 
 _MESSAGE = re.compile(r"\bmessages(?:\[(\d+)\](?:\.(?:content|tool_calls)(?:\[\d+\])?[\w.]*)?)?")
 
@@ -71,6 +71,22 @@ class Turns:
         """The latest turn, if it is of `role`."""
         latest = self.messages[-1] if self.messages else None
         return latest if latest is not None and latest.role == role else None
+
+    def call(self, call: ToolCall, origin: str) -> None:
+        """A call of the assistant, in the turn in which it last spoke or called."""
+        said = self.last("assistant")
+        if said is None:
+            self.add(ChatMessage(role="assistant", tool_calls=[call]), origin)
+        else:
+            said.tool_calls = [*(said.tool_calls or []), call]
+
+
+def schema_format(asked: dict[str, Any]) -> dict[str, Any]:
+    """Chat's `response_format` for a json_schema whose parts stand beside its type."""
+    return {
+        "type": "json_schema",
+        "json_schema": {key: value for key, value in asked.items() if key != "type"},
+    }
 
 
 def given(value: T | None, place: str) -> T:

@@ -13,7 +13,7 @@ import json
 from typing import Any
 
 from rebar.errors import InputError
-from rebar.service.converted import Converted, Turns, given, unsupported
+from rebar.service.converted import Converted, Turns, given, schema_format, unsupported
 from rebar.service.validator import refuse_unsupported
 from rebar.service.wire import (
     ChatBody,
@@ -125,11 +125,7 @@ def _assistant(turns: Turns, content: str | list[Block], place: str) -> None:
             FunctionCall(given(block.name, f"{where}.name"), arguments),
             given(block.id, f"{where}.id"),
         )
-        said = turns.last("assistant")
-        if said is None:
-            turns.add(ChatMessage(role="assistant", tool_calls=[call]), place)
-        else:
-            said.tool_calls = [*(said.tool_calls or []), call]
+        turns.call(call, place)
 
 
 def _say(turns: Turns, role: str, parts: list[ContentPart], place: str) -> None:
@@ -167,10 +163,7 @@ def _format(body: CountTokensBody) -> dict[str, Any] | None:
         raise InputError(
             "`output_config.format.type` must be json_schema.", param="output_config.format"
         )
-    return {
-        "type": "json_schema",
-        "json_schema": {key: value for key, value in asked.items() if key != "type"},
-    }
+    return schema_format(asked)
 
 
 def _tool(tool: MessagesTool, place: str) -> Tool:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from rebar.errors import InputError
-from rebar.service.converted import Converted, Turns, given, unsupported
+from rebar.service.converted import Converted, Turns, given, schema_format, unsupported
 from rebar.service.validator import refuse_unsupported
 from rebar.service.wire import (
     ChatBody,
@@ -78,12 +78,7 @@ def _take(turns: Turns, item: InputItem, place: str) -> None:
             call = FunctionCall(
                 given(item.name, f"{place}.name"), given(item.arguments, f"{place}.arguments")
             )
-            made = ToolCall(call, given(item.call_id, f"{place}.call_id"))
-            said = turns.last("assistant")
-            if said is None:
-                turns.add(ChatMessage(role="assistant", tool_calls=[made]), place)
-            else:
-                said.tool_calls = [*(said.tool_calls or []), made]
+            turns.call(ToolCall(call, given(item.call_id, f"{place}.call_id")), place)
         case "function_call_output":
             call_id = given(item.call_id, f"{place}.call_id")
             content = _content(item.output, f"{place}.output")
@@ -123,10 +118,7 @@ def _format(body: ResponsesBody) -> dict[str, Any] | None:
     asked = body.text.format if body.text is not None else None
     if asked is None or asked.get("type") != "json_schema":
         return asked
-    return {
-        "type": "json_schema",
-        "json_schema": {key: value for key, value in asked.items() if key != "type"},
-    }
+    return schema_format(asked)
 
 
 def _tool(tool: ResponseTool, place: str) -> Tool:

@@ -10,8 +10,11 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar, Protocol, Self
 
+import msgspec
+
 from rebar.errors import InputError
 from rebar.service.body import decode_body
+from rebar.service.converted import Converted
 from rebar.service.http.answers import Heading, chat_answer, completion_answer
 from rebar.service.http.choices import Choices, Piece
 from rebar.service.http.sse import CHAT, COMPLETION, EventWriter
@@ -45,6 +48,14 @@ class Writer(Protocol):
         """What a stream says last when it cannot go on."""
 
 
+class GrowingWriter(Writer, Protocol):
+    """Keeps the whole answer as its events are written."""
+
+    @property
+    def answer(self) -> msgspec.Struct:
+        """What the events so far have built."""
+
+
 class Exchange(ABC):
     """A request that was read, not yet checked against a model."""
 
@@ -75,6 +86,39 @@ class Exchange(ABC):
 
     @abstractmethod
     def writer(self, reply: Reply) -> Writer:
+        """Writes the answer as a stream."""
+
+
+class ConvertedExchange(Exchange):
+    """A request of another API that goes on as a chat request. A whole answer is what its stream
+    would have built: one code makes both, so they cannot differ.
+    """
+
+    def __init__(self, converted: Converted) -> None:
+        self._converted = converted
+
+    @property
+    def model(self) -> str | None:
+        """The model it names."""
+        return self._converted.chat.model
+
+    def job(self, validator: Validator, caller: Caller) -> Job:
+        """The packets it comes to."""
+        return self._converted.told(lambda chat: validator.chat(chat, caller))
+
+    def named(self, error: InputError) -> InputError:
+        """An error about the job, in the words of this API."""
+        return self._converted.renamed(error)
+
+    def whole(self, reply: Reply, pieces: list[Piece]) -> bytes:
+        """The JSON of a whole answer."""
+        writer = self.writer(reply)
+        writer.piece(0, pieces[0])
+        writer.closing()
+        return msgspec.json.encode(writer.answer)
+
+    @abstractmethod
+    def writer(self, reply: Reply) -> GrowingWriter:
         """Writes the answer as a stream."""
 
 

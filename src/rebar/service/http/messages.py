@@ -12,15 +12,12 @@ from typing import Any, Literal, Self
 
 import msgspec
 
-from rebar.errors import InputError
 from rebar.service.body import decode_body
-from rebar.service.converted import Converted
 from rebar.service.from_messages import from_messages
 from rebar.service.http.choices import ChoiceEnd, Choices, Piece
 from rebar.service.http.errors import anthropic_error
-from rebar.service.http.exchange import Exchange, Reply, Writer
+from rebar.service.http.exchange import ConvertedExchange, Reply, Writer
 from rebar.service.tool_parser import CallPiece
-from rebar.service.validator import Caller, Job, Validator
 from rebar.service.wire_messages import MessagesBody
 
 StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]
@@ -77,40 +74,15 @@ class TokenCount(msgspec.Struct):
     input_tokens: int
 
 
-class MessagesExchange(Exchange):
+class MessagesExchange(ConvertedExchange):
     """POST /v1/messages."""
 
     prefix = "msg_"
 
-    def __init__(self, body: MessagesBody, converted: Converted) -> None:
-        self._body = body
-        self._converted = converted
-
     @classmethod
     def read(cls, raw: bytes) -> Self:
         """The request in these bytes."""
-        body = decode_body(raw, MessagesBody)
-        return cls(body, from_messages(body))
-
-    @property
-    def model(self) -> str | None:
-        """The model it names."""
-        return self._body.model
-
-    def job(self, validator: Validator, caller: Caller) -> Job:
-        """The packets it comes to."""
-        return self._converted.told(lambda chat: validator.chat(chat, caller))
-
-    def named(self, error: InputError) -> InputError:
-        """An error about the job, in the words of this API."""
-        return self._converted.renamed(error)
-
-    def whole(self, reply: Reply, pieces: list[Piece]) -> bytes:
-        """The JSON of a whole answer."""
-        writer = self.writer(reply)
-        writer.piece(0, pieces[0])
-        writer.closing()
-        return _json(writer.message)
+        return cls(from_messages(decode_body(raw, MessagesBody)))
 
     def writer(self, reply: Reply) -> MessagesWriter:
         """Writes the answer as a stream."""
@@ -124,7 +96,7 @@ class MessagesWriter(Writer):
     """Writes the events of one message, and keeps the message as it grows."""
 
     def __init__(self, message: MessageObject, choices: Choices) -> None:
-        self.message = message
+        self.answer = message
         self._choices = choices
         self._open: TextBlock | ToolUseBlock | None = None
         self._said: list[str] = []  # of the open block
@@ -133,8 +105,8 @@ class MessagesWriter(Writer):
 
     def opening(self) -> bytes:
         """Says that there will be a message, and what its input comes to."""
-        self.message.usage = usage_of(self._choices)
-        return _event("message_start", message=self.message) + PING
+        self.answer.usage = usage_of(self._choices)
+        return _event("message_start", message=self.answer) + PING
 
     def piece(self, index: int, piece: Piece) -> bytes:
         """New text, new parts of calls."""
@@ -142,12 +114,12 @@ class MessagesWriter(Writer):
         for part in piece.parts:
             out += self._call(part) if isinstance(part, CallPiece) else self._text(part)
         self._finish = piece.finish or self._finish
-        self.message.stop_sequence = piece.stopped_by or self.message.stop_sequence
+        self.answer.stop_sequence = piece.stopped_by or self.answer.stop_sequence
         return out
 
     def closing(self) -> bytes:
         """The end of the last block and of the message."""
-        message = self.message
+        message = self.answer
         out = self._close()
         message.stop_reason = REASONS[self._finish]
         if message.stop_reason != "end_turn":
@@ -180,7 +152,7 @@ class MessagesWriter(Writer):
 
     def _begin(self, block: TextBlock | ToolUseBlock) -> bytes:
         self._open, self._said = block, []
-        at = len(self.message.content)
+        at = len(self.answer.content)
         return _event("content_block_start", index=at, content_block=block)
 
     def _close(self) -> bytes:
@@ -193,15 +165,15 @@ class MessagesWriter(Writer):
             block.text = whole
         else:
             block.input = _object(whole)
-        at = len(self.message.content)
-        self.message.content = [*self.message.content, block]
+        at = len(self.answer.content)
+        self.answer.content = [*self.answer.content, block]
         return _event("content_block_stop", index=at)
 
     def _expect(self, kind: bytes, name: bytes) -> None:
         """Makes what comes before each delta of the block, once."""
         self._delta = (
             b'event: content_block_delta\ndata: {"type":"content_block_delta","index":%d,'
-            b'"delta":{"type":"%b","%b":' % (len(self.message.content), kind, name)
+            b'"delta":{"type":"%b","%b":' % (len(self.answer.content), kind, name)
         )
 
     def _more(self, text: str) -> bytes:

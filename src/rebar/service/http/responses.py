@@ -12,16 +12,14 @@ from typing import Any, Literal, Self
 
 import msgspec
 
-from rebar.errors import InputError
 from rebar.service.body import decode_body
 from rebar.service.converted import Converted
 from rebar.service.from_responses import from_responses
 from rebar.service.http.answers import call_id
 from rebar.service.http.choices import ChoiceEnd, Choices, Piece
 from rebar.service.http.errors import describe
-from rebar.service.http.exchange import Exchange, Reply, Writer
+from rebar.service.http.exchange import ConvertedExchange, Reply, Writer
 from rebar.service.tool_parser import CallPiece
-from rebar.service.validator import Caller, Job, Validator
 from rebar.service.wire_responses import ResponsesBody
 
 Status = Literal["in_progress", "completed", "incomplete"]
@@ -126,40 +124,20 @@ ECHOED = (
 )  # fmt: skip
 
 
-class ResponsesExchange(Exchange):
+class ResponsesExchange(ConvertedExchange):
     """POST /v1/responses."""
 
     prefix = "resp_"
 
     def __init__(self, body: ResponsesBody, converted: Converted) -> None:
+        super().__init__(converted)
         self._body = body
-        self._converted = converted
 
     @classmethod
     def read(cls, raw: bytes) -> Self:
         """The request in these bytes."""
         body = decode_body(raw, ResponsesBody)
         return cls(body, from_responses(body))
-
-    @property
-    def model(self) -> str | None:
-        """The model it names."""
-        return self._body.model
-
-    def job(self, validator: Validator, caller: Caller) -> Job:
-        """The packets it comes to."""
-        return self._converted.told(lambda chat: validator.chat(chat, caller))
-
-    def named(self, error: InputError) -> InputError:
-        """An error about the job, in the words of this API."""
-        return self._converted.renamed(error)
-
-    def whole(self, reply: Reply, pieces: list[Piece]) -> bytes:
-        """The JSON of a whole answer."""
-        writer = self.writer(reply)
-        writer.piece(0, pieces[0])
-        writer.closing()
-        return _json(writer.response)
 
     def writer(self, reply: Reply) -> ResponsesWriter:
         """Writes the answer as a stream."""
@@ -184,7 +162,7 @@ class ResponsesWriter(Writer):
     """Writes the events of one response, and keeps the response as it grows."""
 
     def __init__(self, response: ResponseObject, choices: Choices) -> None:
-        self.response = response
+        self.answer = response
         self._choices = choices
         self._sent = 0
         self._open: OutputMessage | OutputCall | None = None
@@ -194,8 +172,8 @@ class ResponsesWriter(Writer):
 
     def opening(self) -> bytes:
         """Says that there will be a response."""
-        created = self._event("response.created", response=self.response)
-        return created + self._event("response.in_progress", response=self.response)
+        created = self._event("response.created", response=self.answer)
+        return created + self._event("response.in_progress", response=self.answer)
 
     def piece(self, index: int, piece: Piece) -> bytes:
         """New text, new parts of calls."""
@@ -207,22 +185,22 @@ class ResponsesWriter(Writer):
 
     def closing(self) -> bytes:
         """The end of the last item and of the response."""
-        out = b"" if self._open or self.response.output else self._message()
+        out = b"" if self._open or self.answer.output else self._message()
         cut = self._finish == "length"
         out += self._close("incomplete" if cut else "completed")
-        self.response.status = "incomplete" if cut else "completed"
+        self.answer.status = "incomplete" if cut else "completed"
         if cut:
-            self.response.incomplete_details = Incomplete()
-        self.response.usage = usage_of(self._choices)
-        return out + self._event(f"response.{self.response.status}", response=self.response)
+            self.answer.incomplete_details = Incomplete()
+        self.answer.usage = usage_of(self._choices)
+        return out + self._event(f"response.{self.answer.status}", response=self.answer)
 
     def failure(self, error: Exception) -> bytes:
         """What a stream says last when it cannot go on."""
         _, told = describe(error)
-        self.response.status = "failed"
-        self.response.error = ResponseFault("server_error", told.message)
+        self.answer.status = "failed"
+        self.answer.error = ResponseFault("server_error", told.message)
         event = self._event("error", code=told.code, message=told.message, param=told.param)
-        return event + self._event("response.failed", response=self.response)
+        return event + self._event("response.failed", response=self.answer)
 
     def _text(self, text: str) -> bytes:
         out = b""
@@ -253,7 +231,7 @@ class ResponsesWriter(Writer):
 
     def _begin(self, item: OutputMessage | OutputCall) -> bytes:
         self._open, self._said = item, []
-        at = len(self.response.output)
+        at = len(self.answer.output)
         return self._event("response.output_item.added", output_index=at, item=item)
 
     def _close(self, status: Status = "completed") -> bytes:
@@ -273,16 +251,16 @@ class ResponsesWriter(Writer):
             done = "response.function_call_arguments.done"
             out = self._event(done, **where, name=item.name, arguments=whole)
         item.status = status
-        at = len(self.response.output)
-        self.response.output = [*self.response.output, item]
+        at = len(self.answer.output)
+        self.answer.output = [*self.answer.output, item]
         return out + self._event("response.output_item.done", output_index=at, item=item)
 
     def _where(self, item_id: str) -> dict[str, Any]:
-        return {"item_id": item_id, "output_index": len(self.response.output), "content_index": 0}
+        return {"item_id": item_id, "output_index": len(self.answer.output), "content_index": 0}
 
     def _expect(self, event: str, item_id: str, more: bytes = b"") -> None:
         """Makes what comes before each delta of the item, once."""
-        head = (event.encode(), event.encode(), _json(item_id), len(self.response.output), more)
+        head = (event.encode(), event.encode(), _json(item_id), len(self.answer.output), more)
         self._delta = (
             b'event: %b\ndata: {"type":"%b","item_id":%b,"output_index":%d%b,"delta":' % head
         )
