@@ -5,6 +5,7 @@ touches a device.
 from rebar.hal import launches
 from rebar.hal.arrays import (
     BLOCK_POSITIONS,
+    Indices,
     KVFormat,
     KVStorage,
     Matrix,
@@ -28,6 +29,7 @@ __all__ = [
     "DeviceManager",
     "DeviceStats",
     "Domain",
+    "Indices",
     "KVFormat",
     "KVStorage",
     "Launch",

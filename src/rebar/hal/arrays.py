@@ -168,6 +168,29 @@ class Vector:
         return int(self.data.ctypes.data)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Indices:
+    """int32 values (n,): target ids."""
+
+    data: NDArray[np.int32]
+
+    def __post_init__(self) -> None:
+        if self.data.ndim != 1 or self.data.dtype != np.int32 or not self.data.flags.c_contiguous:
+            raise ShapeError(
+                f"indices are adjacent int32 (n,), not {self.data.dtype} {self.data.shape}"
+            )
+
+    @property
+    def n(self) -> int:
+        """Elements."""
+        return int(self.data.shape[0])
+
+    @property
+    def address(self) -> int:
+        """Address of the first element."""
+        return int(self.data.ctypes.data)
+
+
 class KVFormat(IntEnum):
     """rb_kv_type of native/rebar.h: how keys and values are stored."""
 
@@ -237,4 +260,4 @@ class KVStorage:
 
 
 BLOCK_POSITIONS = 16  # one vector of scores: 16 f32 lanes
-Operand = Rows | QuantizedRows | Matrix | Vector | KVStorage
+Operand = Rows | QuantizedRows | Matrix | Vector | Indices | KVStorage
