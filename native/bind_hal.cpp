@@ -9,25 +9,12 @@
 #include <algorithm>
 #include <stdexcept>
 
-#include "program.h"
+#include "bind_hal.h"
 
 namespace nb = nanobind;
+using namespace bind;
 
 namespace {
-
-using Address = uintptr_t;
-
-template <class T>
-T* at(Address a) {
-  return reinterpret_cast<T*>(a);
-}
-
-rb_matrix matrix(const std::tuple<Address, int32_t, int32_t, int32_t>& m) {
-  const auto& [data, type, n, k] = m;
-  return {at<const void>(data), type, n, k};
-}
-
-using Matrix = std::tuple<Address, int32_t, int32_t, int32_t>;
 
 // The arrays of a step, allocated once and filled in place by Python.
 class Step {
@@ -123,14 +110,6 @@ void bind_step(nb::module_& m) {
         return view_of(s.tables, {s.sequences(), s.stride()}, h);
       });
 }
-
-rb_launch launch(rb_op op) {
-  rb_launch l{};
-  l.op = op;
-  return l;
-}
-
-using Class = nb::class_<rb::Program>;
 
 void bind_embed(Class& c) {
   c.def(
@@ -347,6 +326,7 @@ void bind_launches(Class& c) {
   bind_add(c);
   bind_select(c);
   bind_softcap(c);
+  bind_training(c);
 }
 
 }  // namespace

@@ -1,4 +1,5 @@
 # One translation unit per instruction set, each with its own flags; the rest of the build stays at the target's baseline.
+set(RB_SCALAR -DRB_ONE_LANE)
 if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64|amd64")
   set(RB_AVX512 -mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512vnni -mfma -mf16c -mprefer-vector-width=512)
   if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
@@ -14,8 +15,24 @@ if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64|amd64")
   set_source_files_properties(native/cpu/isa_avx2.cpp PROPERTIES COMPILE_OPTIONS "${RB_AVX2}")
   set_source_files_properties(native/cpu/isa_avx512.cpp PROPERTIES COMPILE_OPTIONS "${RB_AVX512}")
 elseif(CMAKE_SYSTEM_PROCESSOR MATCHES "aarch64|arm64")
-  set_source_files_properties(native/cpu/isa_neon.cpp PROPERTIES COMPILE_OPTIONS "-march=armv8.2-a+dotprod")
+  set(RB_NEON -march=armv8.2-a+dotprod)
+  set_source_files_properties(native/cpu/isa_neon.cpp PROPERTIES COMPILE_OPTIONS "${RB_NEON}")
 endif()
 if(RB_SANITIZE)
-  set_source_files_properties(native/cpu/isa_scalar.cpp PROPERTIES COMPILE_OPTIONS "-O1") # -O2 vectorizes checked lanes for minutes
+  list(APPEND RB_SCALAR -O1) # -O2 vectorizes checked lanes for minutes
 endif()
+set_source_files_properties(native/cpu/isa_scalar.cpp PROPERTIES COMPILE_OPTIONS "${RB_SCALAR}")
+
+# Every source of native/cpu/training, once per instruction set, under a name of its own: kernels that few builds change together.
+file(GLOB RB_TRAINING_SOURCES CONFIGURE_DEPENDS native/cpu/training/*.cpp)
+foreach(isa scalar avx2 avx512 neon)
+  string(TOUPPER ${isa} flags)
+  if(DEFINED RB_${flags})
+    add_library(rebar_training_${isa} OBJECT ${RB_TRAINING_SOURCES})
+    target_include_directories(rebar_training_${isa} PRIVATE native)
+    target_compile_options(rebar_training_${isa} PRIVATE $<TARGET_PROPERTY:rebar_core,COMPILE_OPTIONS> ${RB_${flags}})
+    target_compile_definitions(
+      rebar_training_${isa} PRIVATE $<TARGET_PROPERTY:rebar_core,COMPILE_DEFINITIONS> RB_NS=${isa} "RB_VEC=\"cpu/vec_${isa}.h\"")
+    target_sources(rebar_core PRIVATE $<TARGET_OBJECTS:rebar_training_${isa}>)
+  endif()
+endforeach()

@@ -247,6 +247,8 @@ typedef struct {
   float cap;
 } rb_softcap;
 
+#include "rebar_training.h"
+
 typedef enum {
   RB_OP_EMBED,
   RB_OP_RMS_NORM,
@@ -261,6 +263,20 @@ typedef enum {
   RB_OP_SOFTCAP,
   RB_OP_ATTENTION_MERGE,
   RB_OP_ROPE_APPEND,
+  RB_OP_SUM_ROWS,
+  RB_OP_ADD_INTO,
+  RB_OP_ZERO,
+  RB_OP_EMBED_GRADIENT,
+  RB_OP_RMS_NORM_GRADIENT,
+  RB_OP_ROPE_GRADIENT,
+  RB_OP_GATED_GRADIENT,
+  RB_OP_SELECT_GRADIENT,
+  RB_OP_SOFTCAP_GRADIENT,
+  RB_OP_CROSS_ENTROPY,
+  RB_OP_CROSS_ENTROPY_GRADIENT,
+  RB_OP_SQUARE_SUMS,
+  RB_OP_ADAMW,
+  RB_OP_SGD,
   RB_OPS
 } rb_op;
 
@@ -277,6 +293,20 @@ typedef union {
   rb_add add;
   rb_select select;
   rb_softcap softcap;
+  rb_sum_rows sum_rows;
+  rb_add_into add_into;
+  rb_zero zero;
+  rb_embed_gradient embed_gradient;
+  rb_rms_norm_gradient rms_norm_gradient;
+  rb_rope_gradient rope_gradient;
+  rb_gated_gradient gated_gradient;
+  rb_select_gradient select_gradient;
+  rb_softcap_gradient softcap_gradient;
+  rb_cross_entropy cross_entropy;
+  rb_cross_entropy_gradient cross_entropy_gradient;
+  rb_square_sums square_sums;
+  rb_adamw adamw;
+  rb_sgd sgd;
 } rb_args;
 
 typedef struct {

@@ -7,6 +7,7 @@
 #include "cpu/rms_norm.h"
 #include "cpu/rope.h"
 #include "cpu/rope_append.h"
+#include "cpu/training/kernels.h"
 
 namespace rb::RB_NS {
 
@@ -24,6 +25,20 @@ constexpr rb_kernel kTable[RB_OPS] = {
     {"softcap", softcap_tasks, softcap_run, no_scratch},
     {"attention_merge", attention_merge_tasks, attention_merge_run, attention_merge_scratch},
     {"rope_append", rope_append_tasks, rope_append_run, rope_append_scratch},
+    {"sum_rows", sum_rows_tasks, sum_rows_run, no_scratch},
+    {"add_into", add_into_tasks, add_into_run, no_scratch},
+    {"zero", zero_tasks, zero_run, no_scratch},
+    {"embed_gradient", embed_gradient_tasks, embed_gradient_run, no_scratch},
+    {"rms_norm_gradient", rms_norm_gradient_tasks, rms_norm_gradient_run, no_scratch},
+    {"rope_gradient", rope_gradient_tasks, rope_gradient_run, no_scratch},
+    {"gated_gradient", gated_gradient_tasks, gated_gradient_run, no_scratch},
+    {"select_gradient", select_gradient_tasks, select_gradient_run, no_scratch},
+    {"softcap_gradient", softcap_gradient_tasks, softcap_gradient_run, no_scratch},
+    {"cross_entropy", cross_entropy_tasks, cross_entropy_run, no_scratch},
+    {"cross_entropy_gradient", cross_entropy_gradient_tasks, cross_entropy_gradient_run, no_scratch},
+    {"square_sums", square_sums_tasks, square_sums_run, no_scratch},
+    {"adamw", adamw_tasks, adamw_run, no_scratch},
+    {"sgd", sgd_tasks, sgd_run, no_scratch},
 };
 
 }  // namespace rb::RB_NS
