@@ -7,7 +7,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from rebar.hal.arrays import LoraTable, Rows
-from rebar.hal.launches import Domain, same
+from rebar.hal.launch_rules import Domain, same
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rebar.hal.arrays import LoraPair, LoraTable
-from rebar.hal.launches import Domain
+from rebar.hal.launch_rules import Domain
 from rebar.hal.launches_lora import LoraDown, LoraUp
 from rebar.hal.ref_formats import unpack
 
@@ -20,10 +20,10 @@ F64 = NDArray[np.float64]
 
 def slots_of(step: Step, domain: Domain) -> list[int]:
     """The slot of each row's adapter, -1 for none."""
-    rows = range(step.rows)
+    chosen = step.adapters[: step.rows]
     if domain is Domain.LOGIT_ROWS:
-        rows = step.logit_index[: step.logit_rows]
-    return [int(step.adapters[row]) for row in rows]
+        chosen = chosen[step.logit_index[: step.logit_rows]]
+    return [int(slot) for slot in chosen]
 
 
 def _pair(table: LoraTable, slot: int, part: int) -> LoraPair | None:
