@@ -1,11 +1,14 @@
 // Python's view of the launches of the way back, of loss and optimizer (native/rebar_training.h).
 #include "bind_hal.h"
 
-namespace nb = nanobind;
-using namespace nb::literals;
-using namespace bind;
+using namespace nanobind::literals;
+using namespace rb::bind;
 
 namespace {
+
+using Rows = std::tuple<Address, int32_t>;  // data, stride in elements
+float* data(const Rows& r) { return at<float>(std::get<0>(r)); }
+int32_t stride(const Rows& r) { return std::get<1>(r); }
 
 void bind_sums(Class& c) {
   c.def(

@@ -2,6 +2,7 @@
 #include "cpu/probe_tables.h"
 #include "cpu/tables.h"
 
+#define RB_ONE_LANE
 #define RB_NS scalar
 #define RB_VEC "cpu/vec_scalar.h"
 #include "cpu/kernels.h"

@@ -13,7 +13,7 @@ from typing import Protocol
 
 from rebar import _native
 from rebar.errors import DeviceError, ShapeError
-from rebar.hal.arrays import Indices, QuantizedRows, Rows
+from rebar.hal.arrays import Indices, LoraTable, QuantizedRows, Rows
 from rebar.hal.launches import Domain, Launch, Select
 from rebar.hal.launches_backward import BackwardLaunch, SelectGradient
 
@@ -24,8 +24,8 @@ AnyLaunch = Launch | BackwardLaunch
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a program may meet: most rows, logit rows and block tables of a step; ids, positions and
-    blocks below a number.
+    """What a program may meet: most rows, logit rows and block tables of a step; ids, positions,
+    blocks and slots of adapters below a number.
     """
 
     rows: int
@@ -34,6 +34,7 @@ class Limits:
     vocab: int = 1
     positions: int = 1
     blocks: int = 1
+    adapters: int = 0
 
     def rows_of(self, domain: Domain) -> int:
         """Most rows a launch over `domain` covers."""
@@ -82,7 +83,7 @@ class Backend(Protocol):
 BackendFactory = Callable[[int, str | None], Backend]
 
 
-# Rows that no launch goes through from the first on: read by position, or counted by their own rule.
+# Read by position, or counted by a rule of their own.
 _NO_ROWS = ("table", "work")
 # Operands over the logit rows of launches whose others cover all rows.
 _SELECTED = {Select: "y", SelectGradient: "dy"}
@@ -103,6 +104,9 @@ def operands(launch: AnyLaunch) -> Iterator[tuple[str, Rows | QuantizedRows | In
 def check(launch: AnyLaunch, limits: Limits) -> None:
     """The native door: named sizes agree and every buffer has room for the most rows."""
     launch.check()
+    adapters = getattr(launch, "adapters", None)
+    if isinstance(adapters, LoraTable) and adapters.slots < limits.adapters:
+        raise ShapeError(f"{type(launch).__name__}: a table of {adapters.slots} adapters")
     work = getattr(launch, "work", None)
     if work is not None and work.count < min(limits.rows, _native.ATTENTION_SPLIT_ROWS):
         raise ShapeError(f"{type(launch).__name__}: work has room for {work.count} rows")
