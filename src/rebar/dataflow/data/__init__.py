@@ -2,7 +2,8 @@
 epoch alone decide.
 """
 
+from rebar.dataflow.data.dataset import Dataset, MMapDataset
 from rebar.dataflow.data.order import generator, samples_at
 from rebar.dataflow.data.stage import Item, Stage, Tally
 
-__all__ = ["Item", "Stage", "Tally", "generator", "samples_at"]
+__all__ = ["Dataset", "Item", "MMapDataset", "Stage", "Tally", "generator", "samples_at"]
