@@ -8,7 +8,7 @@ import pickle
 from pathlib import Path
 
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from rebar.dataflow.data import MMapDataset, index
@@ -34,11 +34,13 @@ def wide(data: bytes) -> bool:
     return first in (b"\xff\xfe", b"\xfe\xff") or (len(first) == 2 and first.count(0) == 1)
 
 
+QUIET = settings(deadline=None)  # each example writes files
 PIECES = st.sampled_from(
     [b"\n", b"\r", b"\r\n", b" ", b"\t", b"\0", b"{}", b"a", b"\xef\xbb\xbf", b"\xff", b"\x01"]
 )
 
 
+@QUIET
 @given(st.lists(PIECES, max_size=40).map(b"".join) | st.binary(max_size=60))
 @example(b"")
 @example(b"\n\n\n")
@@ -57,6 +59,7 @@ def test_any_bytes(tmp_path_factory: pytest.TempPathFactory, data: bytes) -> Non
         assert found(path) == plain(data)
 
 
+@QUIET
 @given(st.lists(PIECES, max_size=60).map(b"".join), st.integers(1, 9))
 def test_any_bytes_in_any_chunks(
     tmp_path_factory: pytest.TempPathFactory, data: bytes, chunk: int
