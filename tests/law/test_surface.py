@@ -14,7 +14,7 @@ SURFACE = {
     "rebar.hal": (
         "Activation BLOCK_POSITIONS Backend Block DeviceManager DeviceStats Domain Indices "
         "KVFormat KVStorage Launch Limits Machine Matrix Operand Pool PoolStats Program "
-        "QuantizedRows Rows Step Vector WeightFormat aligned launches read_machine"
+        "QuantizedRows Rows SharedMemory Step Vector WeightFormat aligned launches read_machine"
     ),
     "rebar.graph": (
         "Builder CompiledGraph Cost Decoder DecoderConfig Graph MemoryEntry MemoryPlan ModelFile "
