@@ -63,10 +63,12 @@ class BlockLedger:
         likely used as well.
         """
         for block, digest in table.standing():
-            if digest not in self._block_of:
-                self._digest[block] = digest
-                self._block_of[digest] = block
-                self._kept[block] = None
+            if digest in self._block_of:
+                table.clear(block)
+                continue
+            self._digest[block] = digest
+            self._block_of[digest] = block
+            self._kept[block] = None
         used = max(self._kept, default=-1) + 1
         del self._fresh[self.total_blocks - used :]
         self._empty = [b for b in range(used - 1, -1, -1) if b not in self._kept]
