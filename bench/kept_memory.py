@@ -3,7 +3,8 @@ python -m bench.kept_memory
 
 Decode of 1, 8 and 16 rows at depths of 512 and 4,096 positions, in turns over runners that differ
 in nothing else: the weights are one mapped file. Each round puts the cache somewhere else, for
-where it lies decides too. Of six runs the best counts, for others only slow it down. "small pages" is shared memory that nobody asks large pages for.
+where it lies decides too; of six runs there the best counts, for others only slow it down. "small
+pages" is shared memory that nobody asks large pages for.
 """
 
 from __future__ import annotations
