@@ -9,6 +9,7 @@
 #include <stdexcept>
 
 #include "bind_hal.h"
+#include "bind_image.h"
 
 using namespace rb::bind;
 
@@ -324,6 +325,7 @@ void bind_launches(Class& c) {
   bind_add(c);
   bind_select(c);
   bind_softcap(c);
+  bind_image_launches(c);
 }
 
 }  // namespace
