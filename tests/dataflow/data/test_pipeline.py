@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -81,6 +81,7 @@ def test_case_j7() -> None:
     assert len({drawn for _, drawn in draws}) == 200
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(0, 400_000), min_size=1), st.integers(0, 3), st.integers(0, 60))
 def test_chunks_follow_free_memory_and_lose_nothing(
     free: list[int], workers: int, place: int
