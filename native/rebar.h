@@ -281,6 +281,7 @@ typedef struct {
   int32_t ends[RB_LORA_PARTS];
 } rb_lora_up;
 
+#include "rebar_image.h"
 #include "rebar_training.h"
 
 typedef enum {
@@ -299,20 +300,20 @@ typedef enum {
   RB_OP_ROPE_APPEND,
   RB_OP_LORA_DOWN,
   RB_OP_LORA_UP,
-  RB_OP_SUM_ROWS,
-  RB_OP_ADD_INTO,
-  RB_OP_ZERO,
-  RB_OP_EMBED_GRADIENT,
-  RB_OP_RMS_NORM_GRADIENT,
-  RB_OP_ROPE_GRADIENT,
-  RB_OP_GATED_GRADIENT,
-  RB_OP_SELECT_GRADIENT,
-  RB_OP_SOFTCAP_GRADIENT,
-  RB_OP_CROSS_ENTROPY,
-  RB_OP_CROSS_ENTROPY_GRADIENT,
-  RB_OP_SQUARE_SUMS,
-  RB_OP_ADAMW,
-  RB_OP_SGD,
+  // rebar_image.h
+  RB_OP_CONV,
+  RB_OP_CONV_INPUT_GRADIENT,
+  RB_OP_CONV_WEIGHT_GRADIENT,
+  RB_OP_CHANNEL_SUMS,
+  RB_OP_POOL,
+  RB_OP_POOL_GRADIENT,
+  RB_OP_GROUP_NORM,
+  RB_OP_GROUP_NORM_GRADIENT,
+  RB_OP_GROUP_NORM_WEIGHT_GRADIENT,
+  RB_OP_RELU,
+  RB_OP_RELU_GRADIENT,
+  RB_OP_DROPOUT,
+  RB_TRAINING_OPS,  // rebar_training.h
   RB_OPS
 } rb_op;
 
@@ -331,20 +332,19 @@ typedef union {
   rb_softcap softcap;
   rb_lora_down lora_down;
   rb_lora_up lora_up;
-  rb_sum_rows sum_rows;
-  rb_add_into add_into;
-  rb_zero zero;
-  rb_embed_gradient embed_gradient;
-  rb_rms_norm_gradient rms_norm_gradient;
-  rb_rope_gradient rope_gradient;
-  rb_gated_gradient gated_gradient;
-  rb_select_gradient select_gradient;
-  rb_softcap_gradient softcap_gradient;
-  rb_cross_entropy cross_entropy;
-  rb_cross_entropy_gradient cross_entropy_gradient;
-  rb_square_sums square_sums;
-  rb_adamw adamw;
-  rb_sgd sgd;
+  rb_conv conv;
+  rb_conv_input_gradient conv_input_gradient;
+  rb_conv_weight_gradient conv_weight_gradient;
+  rb_channel_sums channel_sums;
+  rb_pool pool;
+  rb_pool_gradient pool_gradient;
+  rb_group_norm group_norm;
+  rb_group_norm_gradient group_norm_gradient;
+  rb_group_norm_weight_gradient group_norm_weight_gradient;
+  rb_relu relu;
+  rb_relu_gradient relu_gradient;
+  rb_dropout dropout;
+  RB_TRAINING_ARGS
 } rb_args;
 
 typedef struct {

@@ -167,3 +167,24 @@ typedef struct {
   int32_t heads, kv_heads, head_dim, window, max_positions, blocks;
   float scale, softcap;
 } rb_attention_gradient;
+
+// What they add to rb_op and rb_args.
+#define RB_TRAINING_OPS                                                                                           \
+  RB_OP_SUM_ROWS, RB_OP_ADD_INTO, RB_OP_ZERO, RB_OP_EMBED_GRADIENT, RB_OP_RMS_NORM_GRADIENT, RB_OP_ROPE_GRADIENT, \
+      RB_OP_GATED_GRADIENT, RB_OP_SELECT_GRADIENT, RB_OP_SOFTCAP_GRADIENT, RB_OP_CROSS_ENTROPY,                   \
+      RB_OP_CROSS_ENTROPY_GRADIENT, RB_OP_SQUARE_SUMS, RB_OP_ADAMW, RB_OP_SGD
+#define RB_TRAINING_ARGS                            \
+  rb_sum_rows sum_rows;                             \
+  rb_add_into add_into;                             \
+  rb_zero zero;                                     \
+  rb_embed_gradient embed_gradient;                 \
+  rb_rms_norm_gradient rms_norm_gradient;           \
+  rb_rope_gradient rope_gradient;                   \
+  rb_gated_gradient gated_gradient;                 \
+  rb_select_gradient select_gradient;               \
+  rb_softcap_gradient softcap_gradient;             \
+  rb_cross_entropy cross_entropy;                   \
+  rb_cross_entropy_gradient cross_entropy_gradient; \
+  rb_square_sums square_sums;                       \
+  rb_adamw adamw;                                   \
+  rb_sgd sgd;

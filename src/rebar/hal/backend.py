@@ -15,11 +15,10 @@ from rebar import _native
 from rebar.errors import DeviceError, ShapeError
 from rebar.hal.arrays import Indices, LoraTable, QuantizedRows, Rows
 from rebar.hal.launches import Domain, Launch, Select
-from rebar.hal.launches_backward import BackwardLaunch, SelectGradient
+from rebar.hal.launches_backward import SelectGradient
 
 ENTRY_POINT_GROUP = "rebar.backends"
 Step = _native.Step
-AnyLaunch = Launch | BackwardLaunch
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +43,7 @@ class Limits:
 class Program(Protocol):
     """Launches in recorded order, run by one call."""
 
-    def add(self, launch: AnyLaunch) -> None:
+    def add(self, launch: Launch) -> None:
         """Appends a launch; ShapeError when its sizes disagree or its buffers are too small for the
         limits.
         """
@@ -89,7 +88,7 @@ _NO_ROWS = ("table", "work")
 _SELECTED = {Select: "y", SelectGradient: "dy"}
 
 
-def operands(launch: AnyLaunch) -> Iterator[tuple[str, Rows | QuantizedRows | Indices, Domain]]:
+def operands(launch: Launch) -> Iterator[tuple[str, Rows | QuantizedRows | Indices, Domain]]:
     """The operands of a launch that have a row for each row of the step, with the rows each must
     have room for.
     """
@@ -101,7 +100,7 @@ def operands(launch: AnyLaunch) -> Iterator[tuple[str, Rows | QuantizedRows | In
             yield name, value, Domain.LOGIT_ROWS if selected else domain
 
 
-def check(launch: AnyLaunch, limits: Limits) -> None:
+def check(launch: Launch, limits: Limits) -> None:
     """The native door: named sizes agree and every buffer has room for the most rows."""
     launch.check()
     adapters = getattr(launch, "adapters", None)

@@ -10,7 +10,7 @@ from rebar.errors import DeviceError
 from rebar.hal import launches as la
 from rebar.hal import launches_lora
 from rebar.hal.arrays import Matrix, QuantizedRows, Rows, Vector
-from rebar.hal.backend import AnyLaunch, Limits, Program, Step, check
+from rebar.hal.backend import Limits, Program, Step, check
 from rebar.hal.cpu_backward import record
 
 ISAS = ("scalar", "avx2", "avx512", "neon")  # rb_isa of native/rebar.h
@@ -72,7 +72,7 @@ class CpuProgram:
 
     def __init__(self, pool: _native.Pool, isa: int, limits: Limits) -> None:
         self.limits = limits
-        self._launches: list[AnyLaunch] = []
+        self._launches: list[la.Launch] = []
         self._native = _native.Program(
             pool,
             isa,
@@ -85,7 +85,7 @@ class CpuProgram:
             adapters=limits.adapters,
         )
 
-    def add(self, launch: AnyLaunch) -> None:
+    def add(self, launch: la.Launch) -> None:
         """Checks and appends a launch."""
         check(launch, self.limits)
         self._record(launch)
@@ -107,7 +107,7 @@ class CpuProgram:
         return self._native.run_timed(step, 0, len(self._launches))
 
     @singledispatchmethod
-    def _record(self, launch: AnyLaunch) -> None:
+    def _record(self, launch: la.Launch) -> None:
         record(launch, self._native)
 
     @_record.register

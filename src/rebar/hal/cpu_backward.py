@@ -26,7 +26,7 @@ def _address(vector: Vector | None) -> int:
 
 
 @singledispatch
-def record(launch: Launch | lb.BackwardLaunch, program: _native.Program) -> None:
+def record(launch: Launch, program: _native.Program) -> None:
     """Appends the launch to the program with every address resolved."""
     raise DeviceError(f"the cpu back end has no kernel for {type(launch).__name__}")
 
