@@ -15,6 +15,7 @@ from rebar import _native
 from rebar.errors import DeviceError, ShapeError
 from rebar.hal.arrays import QuantizedRows, Rows
 from rebar.hal.launches import Domain, Launch, Select
+from rebar.hal.launches_backward import BackwardLaunch, SelectGradient
 
 ENTRY_POINT_GROUP = "rebar.backends"
 Step = _native.Step
@@ -41,7 +42,7 @@ class Limits:
 class Program(Protocol):
     """Launches in recorded order, run by one call."""
 
-    def add(self, launch: Launch) -> None:
+    def add(self, launch: Launch | BackwardLaunch) -> None:
         """Appends a launch; ShapeError when its sizes disagree or its buffers are too small for the
         limits.
         """
@@ -80,7 +81,11 @@ class Backend(Protocol):
 BackendFactory = Callable[[int, str | None], Backend]
 
 
-def operands(launch: Launch) -> Iterator[tuple[str, Rows | QuantizedRows, Domain]]:
+# Operands of the rows whose logits are needed, beside one of all rows.
+CHOSEN = {(Select, "y"), (SelectGradient, "dy")}
+
+
+def operands(launch: Launch | BackwardLaunch) -> Iterator[tuple[str, Rows | QuantizedRows, Domain]]:
     """The row operands of a launch, with the rows each must have room for. Tables and work are no
     rows of the step.
     """
@@ -88,14 +93,11 @@ def operands(launch: Launch) -> Iterator[tuple[str, Rows | QuantizedRows, Domain
     for name in launch.__slots__:
         value = getattr(launch, name)
         if isinstance(value, Rows | QuantizedRows) and name not in ("table", "work"):
-            yield (
-                name,
-                value,
-                Domain.LOGIT_ROWS if isinstance(launch, Select) and name == "y" else domain,
-            )
+            chosen = (type(launch), name) in CHOSEN
+            yield name, value, Domain.LOGIT_ROWS if chosen else domain
 
 
-def check(launch: Launch, limits: Limits) -> None:
+def check(launch: Launch | BackwardLaunch, limits: Limits) -> None:
     """The native door: named sizes agree and every buffer has room for the most rows."""
     launch.check()
     work = getattr(launch, "work", None)
@@ -122,7 +124,13 @@ def _ref() -> BackendFactory:
     return RefBackend
 
 
-_BUILT_IN: dict[str, Callable[[], BackendFactory]] = {"cpu": _cpu, "ref": _ref}
+def _ref64() -> BackendFactory:
+    from rebar.hal.ref import WideBackend
+
+    return WideBackend
+
+
+_BUILT_IN: dict[str, Callable[[], BackendFactory]] = {"cpu": _cpu, "ref": _ref, "ref64": _ref64}
 
 
 def backends() -> dict[str, BackendFactory]:

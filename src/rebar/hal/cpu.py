@@ -9,6 +9,7 @@ from rebar.errors import DeviceError
 from rebar.hal import launches as la
 from rebar.hal.arrays import Matrix, QuantizedRows, Rows, Vector
 from rebar.hal.backend import Limits, Program, Step, check
+from rebar.hal.launches_backward import BackwardLaunch
 
 ISAS = ("scalar", "avx2", "avx512", "neon")  # rb_isa of native/rebar.h
 
@@ -69,7 +70,7 @@ class CpuProgram:
 
     def __init__(self, pool: _native.Pool, isa: int, limits: Limits) -> None:
         self.limits = limits
-        self._launches: list[la.Launch] = []
+        self._launches: list[la.Launch | BackwardLaunch] = []
         self._native = _native.Program(
             pool,
             isa,
@@ -81,7 +82,7 @@ class CpuProgram:
             blocks=limits.blocks,
         )
 
-    def add(self, launch: la.Launch) -> None:
+    def add(self, launch: la.Launch | BackwardLaunch) -> None:
         """Checks and appends a launch."""
         check(launch, self.limits)
         self._record(launch)
@@ -103,7 +104,7 @@ class CpuProgram:
         return self._native.run_timed(step, 0, len(self._launches))
 
     @singledispatchmethod
-    def _record(self, launch: la.Launch) -> None:
+    def _record(self, launch: la.Launch | BackwardLaunch) -> None:
         raise DeviceError(f"the cpu back end has no kernel for {type(launch).__name__}")
 
     @_record.register
