@@ -13,8 +13,9 @@ SURFACE = {
     "rebar": "Answer Model RebarError __version__ load",
     "rebar.hal": (
         "Activation BLOCK_POSITIONS Backend Block DeviceManager DeviceStats Domain Indices "
-        "KVFormat KVStorage Launch Limits Machine Matrix Operand Pool PoolStats Program "
-        "QuantizedRows Rows Step Vector WeightFormat aligned launches read_machine"
+        "KVFormat KVStorage Launch Limits LoraPair LoraTable Machine Matrix Operand Pool "
+        "PoolStats Program QuantizedRows Rows Step Vector WeightFormat aligned launches "
+        "read_machine"
     ),
     "rebar.graph": (
         "Builder CompiledGraph Cost Decoder DecoderConfig Graph MemoryEntry MemoryPlan ModelFile "
@@ -26,6 +27,7 @@ SURFACE = {
         "ModelFile StoredTensor TokenizerData WeightType open_model pack packed_nbytes "
         "provenance_of verify_digests write_rebar"
     ),
+    "rebar.dataflow.data": "Item Stage Tally generator samples_at",
     "rebar.dataflow.text": "ChatTemplate TextStream Tokenizer build_vocabulary",
 }
 

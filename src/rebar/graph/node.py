@@ -27,7 +27,6 @@ from rebar.hal import (
     Step,
     Vector,
 )
-from rebar.hal.launches_backward import BackwardLaunch
 
 Kind = TypeVar("Kind", Rows, QuantizedRows, Matrix, Vector, KVStorage, Indices)
 
@@ -40,7 +39,7 @@ class HostCall:
     run: Callable[[Step], None]
 
 
-Record = Callable[[Launch | BackwardLaunch | HostCall], None]
+Record = Callable[[Launch | HostCall], None]
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,6 @@ from time import perf_counter_ns
 
 from rebar.graph.node import HostCall
 from rebar.hal import Launch, Program, Step
-from rebar.hal.launches_backward import BackwardLaunch
 
 
 class Tape:
@@ -29,7 +28,7 @@ class Tape:
         """The same as cheaply as can be: the native program where there is no host call."""
         return self if self._calls else self._program
 
-    def add(self, launch: Launch | BackwardLaunch | HostCall) -> None:
+    def add(self, launch: Launch | HostCall) -> None:
         """Appends one operation."""
         if isinstance(launch, HostCall):
             self._places.append(len(self))

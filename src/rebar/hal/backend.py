@@ -13,9 +13,9 @@ from typing import Protocol
 
 from rebar import _native
 from rebar.errors import DeviceError, ShapeError
-from rebar.hal.arrays import QuantizedRows, Rows
+from rebar.hal.arrays import LoraTable, QuantizedRows, Rows
 from rebar.hal.launches import Domain, Launch, Select
-from rebar.hal.launches_backward import BackwardLaunch, SelectGradient
+from rebar.hal.launches_backward import SelectGradient
 
 ENTRY_POINT_GROUP = "rebar.backends"
 Step = _native.Step
@@ -23,8 +23,8 @@ Step = _native.Step
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a program may meet: most rows, logit rows and block tables of a step; ids, positions and
-    blocks below a number.
+    """What a program may meet: most rows, logit rows and block tables of a step; ids, positions,
+    blocks and slots of adapters below a number.
     """
 
     rows: int
@@ -33,6 +33,7 @@ class Limits:
     vocab: int = 1
     positions: int = 1
     blocks: int = 1
+    adapters: int = 0
 
     def rows_of(self, domain: Domain) -> int:
         """Most rows a launch over `domain` covers."""
@@ -42,7 +43,7 @@ class Limits:
 class Program(Protocol):
     """Launches in recorded order, run by one call."""
 
-    def add(self, launch: Launch | BackwardLaunch) -> None:
+    def add(self, launch: Launch) -> None:
         """Appends a launch; ShapeError when its sizes disagree or its buffers are too small for the
         limits.
         """
@@ -85,7 +86,7 @@ BackendFactory = Callable[[int, str | None], Backend]
 CHOSEN = {(Select, "y"), (SelectGradient, "dy")}
 
 
-def operands(launch: Launch | BackwardLaunch) -> Iterator[tuple[str, Rows | QuantizedRows, Domain]]:
+def operands(launch: Launch) -> Iterator[tuple[str, Rows | QuantizedRows, Domain]]:
     """The row operands of a launch, with the rows each must have room for. Tables and work are no
     rows of the step.
     """
@@ -97,9 +98,12 @@ def operands(launch: Launch | BackwardLaunch) -> Iterator[tuple[str, Rows | Quan
             yield name, value, Domain.LOGIT_ROWS if chosen else domain
 
 
-def check(launch: Launch | BackwardLaunch, limits: Limits) -> None:
+def check(launch: Launch, limits: Limits) -> None:
     """The native door: named sizes agree and every buffer has room for the most rows."""
     launch.check()
+    adapters = getattr(launch, "adapters", None)
+    if isinstance(adapters, LoraTable) and adapters.slots < limits.adapters:
+        raise ShapeError(f"{type(launch).__name__}: a table of {adapters.slots} adapters")
     work = getattr(launch, "work", None)
     if work is not None and work.count < min(limits.rows, _native.ATTENTION_SPLIT_ROWS):
         raise ShapeError(f"{type(launch).__name__}: work has room for {work.count} rows")

@@ -14,10 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rebar.hal import launches as la
-from rebar.hal import ref_attention, ref_backward
+from rebar.hal import launches_lora, ref_attention, ref_backward, ref_lora
 from rebar.hal.arrays import KVStorage, QuantizedRows, Rows
 from rebar.hal.backend import Limits, Program, Step, check
-from rebar.hal.launches_backward import BackwardLaunch, FlatLaunch, SelectGradient
+from rebar.hal.launches_backward import FlatLaunch, SelectGradient
 from rebar.hal.ref_memory import Memory, WideMemory
 from rebar.hal.ref_rules import gelu_tanh, place, rotated, rows, seen, silu
 
@@ -64,10 +64,10 @@ class RefProgram:
 
     def __init__(self, limits: Limits, memory: Memory) -> None:
         self.limits = limits
-        self._launches: list[la.Launch | BackwardLaunch] = []
+        self._launches: list[la.Launch] = []
         self._memory = memory
 
-    def add(self, launch: la.Launch | BackwardLaunch) -> None:
+    def add(self, launch: la.Launch) -> None:
         """Checks and appends a launch."""
         check(launch, self.limits)
         self._launches.append(launch)
@@ -94,7 +94,7 @@ class RefProgram:
         return np.diff(times).tolist()
 
     @singledispatchmethod
-    def _run(self, launch: la.Launch | BackwardLaunch, step: Step) -> None:
+    def _run(self, launch: la.Launch, step: Step) -> None:
         ref_backward.run(launch, self._memory, step)
 
     def _put(self, y: Rows, values: F64, quantized: QuantizedRows | None = None) -> None:
@@ -196,8 +196,16 @@ class RefProgram:
         x = self._memory.rows(op.x, rows(step, op.domain))
         self._put(op.y, op.cap * np.tanh(x / op.cap))
 
+    @_run.register
+    def _(self, op: launches_lora.LoraDown, step: Step) -> None:
+        ref_lora.down(op, self._memory, step)
 
-def _domain(launch: la.Launch | BackwardLaunch) -> la.Domain:
+    @_run.register
+    def _(self, op: launches_lora.LoraUp, step: Step) -> None:
+        ref_lora.up(op, self._memory, step)
+
+
+def _domain(launch: la.Launch) -> la.Domain:
     if isinstance(launch, la.Select | SelectGradient):
         return la.Domain.LOGIT_ROWS
     return getattr(launch, "domain", la.Domain.ROWS)
