@@ -93,7 +93,7 @@ class Scheduler:
                 grown |= {self.home(t) for t in node.outputs if t not in self.stopped}
         reached = {self.home(self.loss)}
         for node in reversed(self.graph.order):
-            if any(self.home(t) in reached for t in node.outputs):
+            if any(self.home(t) in reached and t not in self.stopped for t in node.outputs):
                 reached |= {self.home(t) for t in node.inputs}
         needed = grown & reached
         for node in self.graph.order:

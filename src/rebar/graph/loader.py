@@ -85,7 +85,7 @@ def _assemble(
     )
     bound: dict[Tensor, Operand] = dict(binder.operands)
     bound.update(zip(decoder.caches, kv.storage, strict=True))
-    bound.update(_rope_tables(decoder, device, plan.max_context))
+    bound.update(rope_tables(decoder, device, plan.max_context))
     limits = limits_of(c, plan, options.max_rows)
     values = decoder.graph.plan(limits).allocate(device.pool("arena"), limits, bound, "activations")
     return Runner(c, device, decoder, values, kv, plan, limits, _sampled_ids(c, vocab_size))
@@ -96,7 +96,8 @@ def fused_decoder(decoder: Decoder) -> Decoder:
     return replace(decoder, graph=fuse(decoder.graph))
 
 
-def _rope_tables(decoder: Decoder, device: DeviceManager, positions: int) -> dict[Tensor, Operand]:
+def rope_tables(decoder: Decoder, device: DeviceManager, positions: int) -> dict[Tensor, Operand]:
+    """The decoder's rotation tables, from the device's pool "tables"."""
     bound: dict[Tensor, Operand] = {}
     for rope, tensor in decoder.ropes.items():
         nbytes = positions * rope.dim * 4

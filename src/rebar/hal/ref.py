@@ -44,8 +44,8 @@ class RefBackend:
 
 
 class WideBackend(RefBackend):
-    """The same rules, nothing rounded: for central differences. `memory.wide` is where to read and
-    to change values beyond float32.
+    """The same rules, nothing rounded: for central differences. `memory` reads (wide) and changes
+    values beyond float32.
     """
 
     name = "ref64"

@@ -87,7 +87,7 @@ class WideMemory(Memory):
         self._cache: dict[int, tuple[KVStorage, F64]] = {}
 
     def wide(self, x: F32) -> F64:
-        """The float64 of x, to read and to change. x: any view of float32 in any buffer."""
+        """The float64 of x, to read. x: any view of float32 in any buffer."""
         root: NDArray[np.generic] = x
         while isinstance(root.base, np.ndarray):
             root = root.base
@@ -102,14 +102,18 @@ class WideMemory(Memory):
         beside[changed] = x[changed]
         return beside
 
+    def change(self, x: F32, values: F64) -> None:
+        """Stores values in x, beyond float32."""
+        x[:] = values.astype(np.float32)
+        self.wide(x)[:] = values
+
     def rows(self, x: Rows, count: int) -> F64:
         """The first `count` rows, a copy."""
         return self.wide(x.data[:count]).copy()
 
     def put(self, y: Rows, values: F64) -> None:
         """Stores the first rows of y."""
-        super().put(y, values)
-        self.wide(y.data[: len(values)])[:] = values
+        self.change(y.data[: len(values)], values)
 
     def vector(self, x: Vector) -> F64:
         """All values, a copy."""
@@ -117,8 +121,7 @@ class WideMemory(Memory):
 
     def put_vector(self, y: Vector, values: F64) -> None:
         """Stores all values."""
-        super().put_vector(y, values)
-        self.wide(y.data)[:] = values
+        self.change(y.data, values)
 
     def matrix(self, w: Matrix) -> F64:
         """(n, k)."""
@@ -129,10 +132,9 @@ class WideMemory(Memory):
     def add_matrix(self, w: Matrix, values: F64) -> None:
         """w += values (n, k), w F32."""
         total = self.matrix(w) + values
-        pack_f32(w, total.astype(np.float32))
         rows = np.zeros((-(-w.n // 16) * 16, w.k))
         rows[: w.n] = total
-        self.wide(dense_view(w))[:] = rows.reshape(-1, 16, w.k).transpose(0, 2, 1)
+        self.change(dense_view(w), rows.reshape(-1, 16, w.k).transpose(0, 2, 1))
 
     def quantize(self, xq: QuantizedRows, y: Rows, count: int) -> None:
         """Keeps the values as they are."""
