@@ -15,12 +15,12 @@ from typing import Literal, get_args
 import numpy as np
 
 from rebar.errors import InputError, ShapeError
-from rebar.graph.gradients import Gradients
+from rebar.graph.gradients import Gradients, Trained
 from rebar.graph.graph import Graph
 from rebar.graph.node import Kind, Node, Values
 from rebar.graph.plan import activation, nbytes_of
 from rebar.graph.tensor import Tensor
-from rebar.hal import Limits, Matrix, Operand, Rows, Vector
+from rebar.hal import Limits, Operand, Rows
 
 Recompute = Literal["none", "cheap", "layer"]
 RECOMPUTE: tuple[Recompute, ...] = get_args(Recompute)
@@ -65,7 +65,7 @@ class Scheduler:
     loss: Tensor
     limits: Limits
     bound: Mapping[Tensor, Operand]
-    parameters: Mapping[Tensor, Matrix | Vector]
+    parameters: Mapping[Tensor, Trained]
     head_begin: str | None = None
     stopped: frozenset[Tensor] = frozenset()
     same: dict[Tensor, Tensor] = field(init=False)
@@ -259,7 +259,7 @@ class _NotedGradients(Gradients):
     def __init__(
         self,
         rows: Mapping[Tensor, Rows],
-        parameters: Mapping[Tensor, Matrix | Vector],
+        parameters: Mapping[Tensor, Trained],
         same: Mapping[Tensor, Tensor],
     ) -> None:
         super().__init__(rows, parameters, same)

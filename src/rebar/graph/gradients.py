@@ -2,8 +2,8 @@
 needs.
 
 The law: a node reads the gradients of its outputs (`of`) and adds into those of its inputs (`rows`,
-`matrix`, `vector`), which are None where nobody needs them. Who owns a gradient zeroes it: those of
-activations in the program itself, those of parameters once a window.
+`matrix`, `vector`, `lora`), which are None where nobody needs them. Who owns a gradient zeroes it:
+those of activations in the program itself, those of parameters once a window.
 """
 
 from __future__ import annotations
@@ -12,8 +12,10 @@ from collections.abc import Mapping
 
 from rebar.errors import ShapeError
 from rebar.graph.tensor import Tensor
-from rebar.hal import Matrix, Rows, Vector
+from rebar.hal import LoraTable, Matrix, Rows, Vector
 from rebar.hal.launches_backward import AddInto
+
+Trained = Matrix | Vector | LoraTable
 
 
 class Gradients:
@@ -24,7 +26,7 @@ class Gradients:
     def __init__(
         self,
         rows: Mapping[Tensor, Rows],
-        parameters: Mapping[Tensor, Matrix | Vector],
+        parameters: Mapping[Tensor, Trained],
         same: Mapping[Tensor, Tensor],
     ) -> None:
         self._rows = rows
@@ -56,6 +58,11 @@ class Gradients:
         """Of a vector."""
         found = self._parameters.get(tensor)
         return found if isinstance(found, Vector) else None
+
+    def lora(self, tensor: Tensor) -> LoraTable | None:
+        """Of a table of adapters: a table whose pairs are the gradients."""
+        found = self._parameters.get(tensor)
+        return found if isinstance(found, LoraTable) else None
 
     def into(self, dy: Rows, tensor: Tensor) -> list[AddInto]:
         """dy as it is added to the tensor's gradient: one launch, or none where nobody needs it or

@@ -104,7 +104,8 @@ def open_learner(
     bound: dict[Tensor, Operand] = dict(binder.operands) | {targets: asked}
     bound.update(zip(decoder.caches, _cache(device, model, options, limits), strict=True))
     device.create_pool("tables", rope_bytes(model.config, limits.positions) + SLACK)
-    bound.update(rope_tables(decoder, device, limits.positions))
+    tables = rope_tables(decoder, device, limits.positions)
+    bound.update({tensor: tables[rope] for rope, tensor in decoder.ropes.items()})
     scheduler = Scheduler(graph, loss, limits, bound, binder.gradients, decoder.head_begin)
     return Learner(model.config, device, parameters, scheduler, asked, options.recompute)
 

@@ -20,6 +20,7 @@ from rebar.hal import (
     Indices,
     KVStorage,
     Launch,
+    LoraTable,
     Matrix,
     Operand,
     QuantizedRows,
@@ -28,7 +29,7 @@ from rebar.hal import (
     Vector,
 )
 
-Kind = TypeVar("Kind", Rows, QuantizedRows, Matrix, Vector, KVStorage, Indices)
+Kind = TypeVar("Kind", Rows, QuantizedRows, Matrix, Vector, KVStorage, Indices, LoraTable)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +98,10 @@ class Values:
     def storage(self, tensor: Tensor) -> KVStorage:
         """A layer's cache."""
         return self._get(tensor, KVStorage)
+
+    def lora(self, tensor: Tensor) -> LoraTable:
+        """Adapters of one product."""
+        return self._get(tensor, LoraTable)
 
 
 @dataclass(frozen=True, eq=False, slots=True)

@@ -12,6 +12,7 @@ from rebar.errors import ShapeError
 from rebar.graph.gradients import Gradients
 from rebar.graph.node import Cost, Node, Record, Values
 from rebar.graph.nodes_attention import Append, Attention, Rope
+from rebar.graph.nodes_lora import LoraDown, LoraUp
 from rebar.graph.nodes_loss import CrossEntropy
 from rebar.graph.tensor import Shape, Tensor, same
 from rebar.hal import Activation, Domain
@@ -367,6 +368,8 @@ __all__ = [
     "Embed",
     "Gated",
     "Linear",
+    "LoraDown",
+    "LoraUp",
     "Quantize",
     "RmsNorm",
     "Rope",
