@@ -22,13 +22,15 @@ class Window(Generic[Out]):
     """Micro-batches of one step.
 
     supervised: targets in all of them. samples: numbers of the samples in order, for the log.
-    skipped: samples passed over on the way here because nothing in them is supervised.
+    skipped: samples passed over on the way here because nothing in them is supervised. tokens: all
+    positions computed, for the pace.
     """
 
     batches: tuple[Out, ...]
     supervised: int
     samples: tuple[int, ...] = ()
     skipped: int = 0
+    tokens: int = 0
 
 
 class BatchSource(Protocol[Out]):

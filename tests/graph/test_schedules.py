@@ -1,0 +1,42 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from rebar.errors import InputError
+from rebar.graph.schedules import Schedule
+
+
+def test_a_warm_up_climbs_in_equal_stairs_and_never_stands_at_zero() -> None:
+    schedule = Schedule("constant", 0.4, warmup=4)
+    assert [schedule.at(s) for s in range(6)] == [0.1, 0.2, 0.4 * 3 / 4, 0.4, 0.4, 0.4]
+
+
+def test_a_line_ends_at_its_floor() -> None:
+    schedule = Schedule("linear", 1.0, steps=7, warmup=2, floor=0.2)
+    assert schedule.at(2) == 1.0
+    assert schedule.at(4) == pytest.approx(0.6, rel=1e-15)  # halfway from 1 to 0.2: two roundings
+    assert schedule.at(6) == 0.2
+    assert schedule.at(100) == 0.2
+
+
+def test_a_cosine_is_one_half_in_the_middle() -> None:
+    schedule = Schedule("cosine", 2.0, steps=101)
+    assert schedule.at(0) == 2.0
+    assert schedule.at(50) == pytest.approx(1.0, rel=1e-15)
+    assert schedule.at(25) == 1 + math.cos(math.pi / 4)
+    assert schedule.at(100) == 0.0
+
+
+def test_a_single_step_has_the_whole_rate() -> None:
+    assert Schedule("cosine", 0.3, steps=1).at(0) == 0.3
+    assert Schedule("linear", 0.3, steps=2, warmup=2).at(1) == 0.3
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"kind": "cosine"}, {"rate": 0.0}, {"rate": math.nan}, {"warmup": -1}, {"floor": 2.0}]
+)
+def test_what_is_no_schedule_is_refused(wrong: dict[str, object]) -> None:
+    with pytest.raises(InputError, match="--"):
+        Schedule(**({"kind": "constant"} | wrong))  # type: ignore[arg-type]
