@@ -3,31 +3,16 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/string.h>
-#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
 #include <stdexcept>
 
-#include "program.h"
+#include "bind_hal.h"
 
-namespace nb = nanobind;
+using namespace rb::bind;
 
 namespace {
-
-using Address = uintptr_t;
-
-template <class T>
-T* at(Address a) {
-  return reinterpret_cast<T*>(a);
-}
-
-rb_matrix matrix(const std::tuple<Address, int32_t, int32_t, int32_t>& m) {
-  const auto& [data, type, n, k] = m;
-  return {at<const void>(data), type, n, k};
-}
-
-using Matrix = std::tuple<Address, int32_t, int32_t, int32_t>;
 
 // The arrays of a step, allocated once and filled in place by Python.
 class Step {
@@ -123,14 +108,6 @@ void bind_step(nb::module_& m) {
         return view_of(s.tables, {s.sequences(), s.stride()}, h);
       });
 }
-
-rb_launch launch(rb_op op) {
-  rb_launch l{};
-  l.op = op;
-  return l;
-}
-
-using Class = nb::class_<rb::Program>;
 
 void bind_embed(Class& c) {
   c.def(

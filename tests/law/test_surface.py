@@ -26,6 +26,7 @@ SURFACE = {
         "ModelFile StoredTensor TokenizerData WeightType open_model pack packed_nbytes "
         "provenance_of verify_digests write_rebar"
     ),
+    "rebar.dataflow.data": "Item Stage Tally generator samples_at",
     "rebar.dataflow.text": "ChatTemplate TextStream Tokenizer build_vocabulary",
 }
 

@@ -85,6 +85,17 @@ class AddInto:
 
 
 @dataclass(frozen=True, slots=True)
+class Zero:
+    """y = 0: how the owner of a gradient that lies in an arena begins it, in the program itself."""
+
+    y: Rows
+    domain: Domain = Domain.ROWS
+
+    def check(self) -> None:
+        """Any rows will do."""
+
+
+@dataclass(frozen=True, slots=True)
 class EmbedGradient:
     """dw[ids[r]] += scale * dy[r], ascending rows; dw F32, packed."""
 
@@ -304,6 +315,7 @@ BackwardLaunch = (
     | MatmulWeightGradient
     | SumRows
     | AddInto
+    | Zero
     | EmbedGradient
     | RmsNormGradient
     | RopeGradient
