@@ -131,7 +131,7 @@ def test_a_kill_at_any_moment_costs_one_interval(tmp_path: Path) -> None:
             begun = int(writer.stdout.readline())
         time.sleep(0.002 * kill)  # a save takes tens of milliseconds
         writer.send_signal(signal.SIGKILL)
-        begun = int((writer.stdout.read().split() or [begun])[-1])
+        begun = int((writer.stdout.read().split() or [str(begun)])[-1])
         writer.wait()
         writer.stdout.close()
         found = store.newest()

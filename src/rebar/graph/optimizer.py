@@ -169,16 +169,19 @@ class Optimizer:
         return norm
 
     def _exploded(self, norm: float) -> GradientExplosionError:
+        name, largest = "", -1.0
         for parameter in self.parameters:
             begin, end = place(self.parameters, parameter)
-            largest = float(np.max(np.abs(self.parameters.gradients[begin:end]), initial=0.0))
-            if not math.isfinite(largest):
+            peak = float(np.max(np.abs(self.parameters.gradients[begin:end]), initial=0.0))
+            if math.isnan(peak) or peak > largest:
+                name, largest = parameter.name, peak
+            if math.isnan(peak):
                 break
         return GradientExplosionError(
-            f"step {self.count + 1}: the gradient of {parameter.name} reaches {largest:g}, the "
-            f"norm of all is {norm:g}. Nothing was changed. Give a smaller --rate, or look for the "
-            "sample that does it (--show-batch).",
-            node=parameter.name,
+            f"step {self.count + 1}: the gradient of {name} reaches {largest:g}, the norm of all "
+            f"is {norm:g}. Nothing was changed. Give a smaller --rate, or look for the sample that "
+            "does it (--show-batch).",
+            node=name,
             step=self.count + 1,
             magnitude=largest,
         )
