@@ -3,6 +3,7 @@
 #include "cpu/append.h"
 #include "cpu/attention.h"
 #include "cpu/embed.h"
+#include "cpu/lora.h"
 #include "cpu/matmul.h"
 #include "cpu/rms_norm.h"
 #include "cpu/rope.h"
@@ -24,6 +25,8 @@ constexpr rb_kernel kTable[RB_OPS] = {
     {"softcap", softcap_tasks, softcap_run, no_scratch},
     {"attention_merge", attention_merge_tasks, attention_merge_run, attention_merge_scratch},
     {"rope_append", rope_append_tasks, rope_append_run, rope_append_scratch},
+    {"lora_down", lora_down_tasks, lora_down_run, no_scratch},
+    {"lora_up", lora_up_tasks, lora_up_run, no_scratch},
 };
 
 }  // namespace rb::RB_NS

@@ -15,6 +15,7 @@ RebarError
 │   └── GradientExplosionError  a gradient that is no number or too large
 ├── ShapeError            sizes that must agree and do not
 ├── DeviceError           a device or back end that is missing or fails
+├── CollectiveError       processes that train together and lost each other
 ├── DeadlineError         the caller's own deadline could not be met (HTTP: 504)
 ├── OverloadedError       the waiting queue is full (HTTP: 429)
 └── EngineError           the engine failed inside; the request can be sent again
@@ -97,6 +98,10 @@ class ShapeError(RebarError):
 
 class DeviceError(RebarError):
     """A device or back end that is missing or fails."""
+
+
+class CollectiveError(RebarError):
+    """Processes that train together did not meet, or one of them is gone."""
 
 
 class DeadlineError(RebarError):

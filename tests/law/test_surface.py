@@ -13,8 +13,9 @@ SURFACE = {
     "rebar": "Answer Model RebarError __version__ load",
     "rebar.hal": (
         "Activation BLOCK_POSITIONS Backend Block DeviceManager DeviceStats Domain Indices "
-        "KVFormat KVStorage Launch Limits Machine Matrix Operand Pool PoolStats Program "
-        "QuantizedRows Rows Step Vector WeightFormat aligned launches read_machine"
+        "KVFormat KVStorage Launch Limits LoraPair LoraTable Machine Matrix Operand Pool "
+        "PoolStats Program QuantizedRows Rows Step Vector WeightFormat aligned launches "
+        "read_machine"
     ),
     "rebar.graph": (
         "Builder CompiledGraph Cost Decoder DecoderConfig Graph MemoryEntry MemoryPlan ModelFile "

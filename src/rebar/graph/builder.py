@@ -67,6 +67,16 @@ class Builder:
         self.nodes.append(nodes.Linear(out.name, w, out, x_float, x_int, bias))
         return out
 
+    def adapted(self, name: str, x: Tensor, product: Tensor, adapters: Tensor) -> Tensor:
+        """The product of x, and what the row's adapter adds to it."""
+        a = self._out(f"{name}_lora_down", nodes.LoraDown.shape(x.shape, adapters.shape))
+        out = self._out(
+            f"{name}_lora_up", nodes.LoraUp.shape(a.shape, adapters.shape, product.shape)
+        )
+        self.nodes.append(nodes.LoraDown(a.name, x, adapters, a))
+        self.nodes.append(nodes.LoraUp(out.name, a, adapters, product, out))
+        return out
+
     def rope(self, name: str, x: Tensor, table: Tensor, heads: int) -> Tensor:
         """x rotated by position."""
         out = self._out(name, nodes.Rope.shape(x.shape, table.shape, heads))

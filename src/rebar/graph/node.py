@@ -15,10 +15,10 @@ from typing import ClassVar, TypeVar
 
 from rebar.errors import ShapeError
 from rebar.graph.tensor import Tensor
-from rebar.hal import KVStorage, Launch, Matrix, Operand, QuantizedRows, Rows, Vector
+from rebar.hal import KVStorage, Launch, LoraTable, Matrix, Operand, QuantizedRows, Rows, Vector
 
 Record = Callable[[Launch], None]
-Kind = TypeVar("Kind", Rows, QuantizedRows, Matrix, Vector, KVStorage)
+Kind = TypeVar("Kind", Rows, QuantizedRows, Matrix, Vector, KVStorage, LoraTable)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +72,10 @@ class Values:
     def storage(self, tensor: Tensor) -> KVStorage:
         """A layer's cache."""
         return self._get(tensor, KVStorage)
+
+    def lora(self, tensor: Tensor) -> LoraTable:
+        """Adapters of one product."""
+        return self._get(tensor, LoraTable)
 
 
 @dataclass(frozen=True, eq=False, slots=True)

@@ -10,6 +10,7 @@ from rebar import _native
 from rebar.errors import ShapeError
 from rebar.graph.node import Cost, Node, Record, Values
 from rebar.graph.nodes_attention import Append, Attention, Rope
+from rebar.graph.nodes_lora import LoraDown, LoraUp
 from rebar.graph.tensor import Shape, Tensor, same
 from rebar.hal import Activation, Domain
 from rebar.hal import launches as la
@@ -278,6 +279,8 @@ __all__ = [
     "Embed",
     "Gated",
     "Linear",
+    "LoraDown",
+    "LoraUp",
     "Quantize",
     "RmsNorm",
     "Rope",

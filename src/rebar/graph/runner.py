@@ -135,7 +135,11 @@ class Runner:
         for row in rows:
             self._check(row)
         self._step.bind(
-            [(row.sequence.tokens, row.first, row.count, row.sequence.blocks) for row in rows]
+            [
+                (s.tokens, row.first, row.count, s.blocks, s.adapter)
+                for row in rows
+                for s in (row.sequence,)
+            ]
         )
 
     def _check(self, row: Row) -> None:

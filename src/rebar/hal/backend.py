@@ -13,7 +13,7 @@ from typing import Protocol
 
 from rebar import _native
 from rebar.errors import DeviceError, ShapeError
-from rebar.hal.arrays import QuantizedRows, Rows
+from rebar.hal.arrays import LoraTable, QuantizedRows, Rows
 from rebar.hal.launches import Domain, Launch, Select
 
 ENTRY_POINT_GROUP = "rebar.backends"
@@ -22,8 +22,8 @@ Step = _native.Step
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a program may meet: most rows, logit rows and block tables of a step; ids, positions and
-    blocks below a number.
+    """What a program may meet: most rows, logit rows and block tables of a step; ids, positions,
+    blocks and slots of adapters below a number.
     """
 
     rows: int
@@ -32,6 +32,7 @@ class Limits:
     vocab: int = 1
     positions: int = 1
     blocks: int = 1
+    adapters: int = 0
 
     def rows_of(self, domain: Domain) -> int:
         """Most rows a launch over `domain` covers."""
@@ -98,6 +99,9 @@ def operands(launch: Launch) -> Iterator[tuple[str, Rows | QuantizedRows, Domain
 def check(launch: Launch, limits: Limits) -> None:
     """The native door: named sizes agree and every buffer has room for the most rows."""
     launch.check()
+    adapters = getattr(launch, "adapters", None)
+    if isinstance(adapters, LoraTable) and adapters.slots < limits.adapters:
+        raise ShapeError(f"{type(launch).__name__}: a table of {adapters.slots} adapters")
     work = getattr(launch, "work", None)
     if work is not None and work.count < min(limits.rows, _native.ATTENTION_SPLIT_ROWS):
         raise ShapeError(f"{type(launch).__name__}: work has room for {work.count} rows")

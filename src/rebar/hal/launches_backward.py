@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from rebar.errors import ShapeError
 from rebar.hal.arrays import Indices, KVStorage, Matrix, Rows, Vector, WeightFormat
-from rebar.hal.launches import Activation, Domain, same
+from rebar.hal.launch_rules import Activation, Domain, same
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from rebar.errors import DeviceError
 from rebar.hal import launches as la
-from rebar.hal import ref_attention
+from rebar.hal import launches_lora, ref_attention, ref_lora
 from rebar.hal.arrays import KVStorage, Matrix, QuantizedRows, Rows
 from rebar.hal.backend import Limits, Program, Step, check
 from rebar.hal.ref_formats import unpack
@@ -206,6 +206,14 @@ class RefProgram:
     @_run.register
     def _(self, op: la.Softcap, step: Step) -> None:
         put(op.y, op.cap * np.tanh(op.x.data[: rows(step, op.domain)].astype(np.float64) / op.cap))
+
+    @_run.register
+    def _(self, op: launches_lora.LoraDown, step: Step) -> None:
+        ref_lora.down(op, step)
+
+    @_run.register
+    def _(self, op: launches_lora.LoraUp, step: Step) -> None:
+        ref_lora.up(op, step)
 
 
 def rows(step: Step, domain: la.Domain) -> int:
