@@ -17,7 +17,7 @@ from rebar.graph.checkpoint import CheckpointStore
 from rebar.graph.optimizer import AdamW, Optimizer
 from rebar.graph.schedules import Schedule
 from rebar.graph.trainer import Trainer, TrainerOptions
-from rebar.hal.collective import GlooRanks
+from rebar.hal.collective import Place, join
 from tests.graph.harness import open_device
 from tests.graph.line import Line, Points, Source, points
 
@@ -25,7 +25,7 @@ TIMEOUT = 8.0
 
 
 def main(rank: int, count: int, port: int, folder: str, batches: str, *fate: str) -> None:
-    ranks = GlooRanks(rank, count, "127.0.0.1", port, TIMEOUT)
+    ranks = join(Place(rank, count, port=port), TIMEOUT)
     sizes = [int(n) for n in batches.split(",")]
     data = points(4 * sum(sizes), seed=5)
     begin = 4 * sum(sizes[:rank])

@@ -13,6 +13,7 @@ data is at its end adds nothing and keeps stepping until that of all is.
 
 from __future__ import annotations
 
+import json
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -24,13 +25,14 @@ from rebar.graph import training_state
 from rebar.graph.checkpoint import CheckpointStore, Kind
 from rebar.graph.checkpoint_file import Saved
 from rebar.graph.optimizer import Optimizer
-from rebar.graph.ranks import Alone, Ranks
 from rebar.graph.schedules import Schedule
 from rebar.graph.training_state import Progress
 from rebar.graph.window import BatchSource, Learns, Window
 from rebar.hal import processes
+from rebar.hal.collective import Alone, Collective
 
 B = TypeVar("B")
+Plain = TypeVar("Plain")  # what JSON can say
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +107,7 @@ class Trainer(Generic[B]):
         *,
         held_out: Sequence[B] = (),
         store: CheckpointStore | None = None,
-        ranks: Ranks | None = None,
+        ranks: Collective | None = None,
         provenance: Mapping[str, Any] | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
@@ -116,7 +118,7 @@ class Trainer(Generic[B]):
         self.options = options or TrainerOptions()
         self.held_out = held_out
         self.store = store
-        self.ranks: Ranks = ranks or Alone()
+        self.ranks: Collective = ranks or Alone()
         self.provenance = dict(provenance or {})
         self.progress = Progress()
         self.stopped = False
@@ -187,11 +189,17 @@ class Trainer(Generic[B]):
                 return self._change(total, share, window, begin)
 
     def _share(self, window: Window[B] | None) -> _Share:
-        told = (window is None, self.stopped, 0, 0, 0)
+        told = [window is None, self.stopped, 0, 0, 0]
         if window is not None:
-            told = (False, self.stopped, window.supervised, window.skipped, window.tokens)
-        ended, stopped, *counts = zip(*self.ranks.gather(told), strict=True)
-        return _Share(all(ended), any(stopped), *(sum(map(int, column)) for column in counts))
+            told = [False, self.stopped, window.supervised, window.skipped, window.tokens]
+        ended, stopped, *counts = zip(*self._told(told), strict=True)
+        return _Share(all(ended), any(stopped), *(sum(column) for column in counts))
+
+    def _told(self, value: Plain) -> list[Plain]:
+        """The plain values of all ranks."""
+        if self.ranks.size == 1:
+            return [value]
+        return [json.loads(text) for text in self.ranks.gather_text(json.dumps(value))]
 
     def _gradients(self, window: Window[B] | None, supervised: int) -> float | None:
         """Adds the gradients of a window, of all ranks; the sum of its losses. None when the run
@@ -199,7 +207,7 @@ class Trainer(Generic[B]):
         """
         total, tokens, due = 0.0, 0, window.supervised if window else 0
         for batch in window.batches if window else ():
-            if self.stopped and self.ranks.count == 1:
+            if self.stopped and self.ranks.size == 1:
                 self.optimizer.parameters.gradients.fill(0)
                 return None
             loss = self.learner.run(batch, 1.0 / supervised)
@@ -261,10 +269,10 @@ class Trainer(Generic[B]):
         """Mean loss on the held-out data, nats a supervised token. Ranks share the batches; losses
         are added in the order of batches, whoever computed them.
         """
-        mine = self.held_out[self.ranks.rank :: self.ranks.count]
+        mine = self.held_out[self.ranks.rank :: self.ranks.size]
         losses = [self.learner.evaluate(batch) for batch in mine]
-        told = self.ranks.gather([(loss.total, loss.tokens) for loss in losses])
-        count = self.ranks.count
+        told = self._told([[loss.total, loss.tokens] for loss in losses])
+        count = self.ranks.size
         ordered = [told[i % count][i // count] for i in range(len(self.held_out))]
         return sum(total for total, _ in ordered) / max(sum(tokens for _, tokens in ordered), 1)
 
@@ -287,7 +295,7 @@ class Trainer(Generic[B]):
         """Writes a checkpoint (`best`: the parameters alone). Rank 0 writes, all wait for it."""
         if self.store is None:
             return
-        positions = self.ranks.gather(dict(self.source.position))
+        positions = self._told(dict(self.source.position))
         trouble = ""
         if self.ranks.rank == 0:
             state = training_state.state_of(
@@ -298,7 +306,7 @@ class Trainer(Generic[B]):
                 self.store.save(self.progress.step, state, arrays, kind)
             except TrainingError as error:
                 trouble = str(error)
-        if told := next((text for text in self.ranks.gather(trouble) if text), ""):
+        if told := next((text for text in self.ranks.gather_text(trouble) if text), ""):
             raise TrainingError(told)
         if kind == "checkpoint":
             self._saved = self.progress.step
@@ -312,7 +320,7 @@ class Trainer(Generic[B]):
 
     def _fixed(self) -> dict[str, Any]:
         return training_state.fixed_of(
-            self.optimizer, self.schedule, self.source.digest, self.ranks.count, self.options.seed
+            self.optimizer, self.schedule, self.source.digest, self.ranks.size, self.options.seed
         )
 
     def _take_best(self) -> None:
