@@ -6,6 +6,7 @@
 #include <nanobind/stl/vector.h>
 
 #include "bind_hal.h"
+#include "bind_image.h"
 #include "bind_step.h"
 
 using namespace rb::bind;
@@ -230,6 +231,7 @@ void bind_launches(Class& c) {
   bind_select(c);
   bind_softcap(c);
   bind_lora(c);
+  bind_image_launches(c);
 }
 
 }  // namespace

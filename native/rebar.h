@@ -281,6 +281,8 @@ typedef struct {
   int32_t ends[RB_LORA_PARTS];
 } rb_lora_up;
 
+#include "rebar_image.h"
+
 typedef enum {
   RB_OP_EMBED,
   RB_OP_RMS_NORM,
@@ -297,6 +299,19 @@ typedef enum {
   RB_OP_ROPE_APPEND,
   RB_OP_LORA_DOWN,
   RB_OP_LORA_UP,
+  // rebar_image.h
+  RB_OP_CONV,
+  RB_OP_CONV_INPUT_GRADIENT,
+  RB_OP_CONV_WEIGHT_GRADIENT,
+  RB_OP_CHANNEL_SUMS,
+  RB_OP_POOL,
+  RB_OP_POOL_GRADIENT,
+  RB_OP_GROUP_NORM,
+  RB_OP_GROUP_NORM_GRADIENT,
+  RB_OP_GROUP_NORM_WEIGHT_GRADIENT,
+  RB_OP_RELU,
+  RB_OP_RELU_GRADIENT,
+  RB_OP_DROPOUT,
   RB_OPS
 } rb_op;
 
@@ -315,6 +330,18 @@ typedef union {
   rb_softcap softcap;
   rb_lora_down lora_down;
   rb_lora_up lora_up;
+  rb_conv conv;
+  rb_conv_input_gradient conv_input_gradient;
+  rb_conv_weight_gradient conv_weight_gradient;
+  rb_channel_sums channel_sums;
+  rb_pool pool;
+  rb_pool_gradient pool_gradient;
+  rb_group_norm group_norm;
+  rb_group_norm_gradient group_norm_gradient;
+  rb_group_norm_weight_gradient group_norm_weight_gradient;
+  rb_relu relu;
+  rb_relu_gradient relu_gradient;
+  rb_dropout dropout;
 } rb_args;
 
 typedef struct {

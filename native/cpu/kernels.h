@@ -3,6 +3,7 @@
 #include "cpu/append.h"
 #include "cpu/attention.h"
 #include "cpu/embed.h"
+#include "cpu/image/kernels.h"
 #include "cpu/lora.h"
 #include "cpu/matmul.h"
 #include "cpu/rms_norm.h"
@@ -27,6 +28,18 @@ constexpr rb_kernel kTable[RB_OPS] = {
     {"rope_append", rope_append_tasks, rope_append_run, rope_append_scratch},
     {"lora_down", lora_down_tasks, lora_down_run, no_scratch},
     {"lora_up", lora_up_tasks, lora_up_run, no_scratch},
+    {"conv", conv_tasks, conv_run, conv_scratch},
+    {"conv_input_gradient", conv_input_gradient_tasks, conv_input_gradient_run, conv_input_gradient_scratch},
+    {"conv_weight_gradient", conv_weight_gradient_tasks, conv_weight_gradient_run, no_scratch},
+    {"channel_sums", channel_sums_tasks, channel_sums_run, no_scratch},
+    {"pool", pool_tasks, pool_run, no_scratch},
+    {"pool_gradient", pool_gradient_tasks, pool_gradient_run, no_scratch},
+    {"group_norm", group_norm_tasks, group_norm_run, group_norm_scratch},
+    {"group_norm_gradient", group_norm_gradient_tasks, group_norm_gradient_run, group_norm_gradient_scratch},
+    {"group_norm_weight_gradient", group_norm_weight_gradient_tasks, group_norm_weight_gradient_run, no_scratch},
+    {"relu", relu_tasks, relu_run, no_scratch},
+    {"relu_gradient", relu_gradient_tasks, relu_gradient_run, no_scratch},
+    {"dropout", dropout_tasks, dropout_run, no_scratch},
 };
 
 }  // namespace rb::RB_NS

@@ -14,8 +14,8 @@ SURFACE = {
     "rebar.hal": (
         "Activation BLOCK_POSITIONS Backend Block DeviceManager DeviceStats Domain Indices "
         "KVFormat KVStorage Launch Limits LoraPair LoraTable Machine Matrix Operand Pool "
-        "PoolStats Program QuantizedRows Rows Step Vector WeightFormat aligned launches "
-        "read_machine"
+        "PoolStats Program QuantizedRows Rows SharedMemory Step Vector WeightFormat aligned "
+        "launches read_machine"
     ),
     "rebar.graph": (
         "Builder CompiledGraph Cost Decoder DecoderConfig Graph MemoryEntry MemoryPlan ModelFile "

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import replace
 
 import numpy as np
 
+from rebar.errors import MemoryBudgetError
 from rebar.graph.fuse import fuse
+from rebar.graph.kept import KeptLayout, KeptMemory, good_for
 from rebar.graph.kv import PagedKVCache
 from rebar.graph.memory_plan import MemoryPlan, RunnerOptions, limits_of, plan_memory
 from rebar.graph.models import bind
@@ -17,7 +20,7 @@ from rebar.graph.models.rope import rope_table
 from rebar.graph.runner import Runner
 from rebar.graph.tensor import Tensor
 from rebar.graph.weights.model_file import ModelFile, Progress
-from rebar.hal import DeviceManager, Operand, Rows, huge_pages
+from rebar.hal import BLOCK_POSITIONS, DeviceManager, Operand, Rows, huge_pages
 
 
 def load_runner(
@@ -27,28 +30,56 @@ def load_runner(
     vocab_size: int | None = None,
     progress: Progress | None = None,
     fused: bool = True,
+    kept: KeptMemory | None = None,
 ) -> Runner:
     """Loads a model. vocab_size: ids at or above it are never sampled. fused False: no fusion (the
-    same bits, slower).
+    same bits, slower). kept: where keys and values lie, and may lie already; None for memory of
+    this process.
 
     Errors: MemoryBudgetError before anything is loaded, ContextLengthError, ModelFileError,
     DeviceError.
     """
     options = options or RunnerOptions()
+    shared = kept.memory if kept is not None else None
     device = DeviceManager(
-        options.device, threads=options.threads, memory=options.memory, isa=options.isa
+        options.device,
+        threads=options.threads,
+        memory=options.memory,
+        isa=options.isa,
+        shared=shared,
     )
-    plan = plan_memory(model, options, device.budget)
+    plan = _plan(model, options, device.budget, kept)
     copied = must_copy(model, options)
     if copied:
-        plan = plan_memory(model, options, device.budget, copied=True)
+        plan = _plan(model, options, device.budget, kept, copied=True)
     for entry in plan.entries:
         if entry.pool == "mapped":
             device.adopt_mapping(entry.pool, entry.nbytes)
         else:
-            device.create_pool(entry.pool, entry.nbytes + SLACK)
+            place = shared if entry.pool == "kv" else None
+            device.create_pool(entry.pool, entry.nbytes + SLACK, place)
     binder = Binder(model, device.pool("weights"), progress, copied=copied, threads=device.threads)
-    return _assemble(binder, device, plan, options, vocab_size, fused)
+    digest = good_for(kept.model) if kept is not None else None
+    return _assemble(binder, device, plan, options, vocab_size, fused, digest)
+
+
+def _plan(
+    model: ModelFile,
+    options: RunnerOptions,
+    budget: int,
+    kept: KeptMemory | None,
+    *,
+    copied: bool = False,
+) -> MemoryPlan:
+    """Keeps as many blocks as there are from before, if memory allows: what the machine has to
+    spare is never twice the same, and blocks of a cache of another size would be lost.
+    """
+    before = KeptLayout.read(kept.memory) if kept is not None else None
+    if kept is not None and before is not None and before.good_for == good_for(kept.model):
+        same = replace(options, kv_tokens=before.blocks * BLOCK_POSITIONS)
+        with contextlib.suppress(MemoryBudgetError):
+            return plan_memory(model, same, budget, copied=copied, kept=True)
+    return plan_memory(model, options, budget, copied=copied, kept=kept is not None)
 
 
 def must_copy(model: ModelFile, options: RunnerOptions) -> bool:
@@ -74,6 +105,7 @@ def _assemble(
     options: RunnerOptions,
     vocab_size: int | None,
     fused: bool,
+    good_for: bytes | None,
 ) -> Runner:
     c = binder.model.config
     weights = binder.decoder()
@@ -81,7 +113,13 @@ def _assemble(
     if fused:
         decoder = fused_decoder(decoder)
     kv = PagedKVCache(
-        device.pool("kv"), c.layers, c.kv_heads, c.head_dim, plan.blocks, options.kv_format
+        device.pool("kv"),
+        c.layers,
+        c.kv_heads,
+        c.head_dim,
+        plan.blocks,
+        options.kv_format,
+        good_for,
     )
     bound: dict[Tensor, Operand] = dict(binder.operands)
     bound.update(zip(decoder.caches, kv.storage, strict=True))

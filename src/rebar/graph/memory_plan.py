@@ -9,6 +9,7 @@ from typing import Literal, get_args
 
 from rebar import _native
 from rebar.errors import ContextLengthError, InputError, MemoryBudgetError
+from rebar.graph.kept import ENTRY_BYTES, HEADER_BYTES
 from rebar.graph.kv import block_bytes
 from rebar.graph.models import bind
 from rebar.graph.models.config import DecoderConfig
@@ -149,10 +150,15 @@ def limits_of(config: DecoderConfig, plan: MemoryPlan, max_rows: int) -> Limits:
 
 
 def plan_memory(
-    model: ModelFile, options: RunnerOptions, available: int, *, copied: bool = False
+    model: ModelFile,
+    options: RunnerOptions,
+    available: int,
+    *,
+    copied: bool = False,
+    kept: bool = False,
 ) -> MemoryPlan:
     """The plan for `model` under options.memory or, without one, `available` bytes. copied: mapped
-    weights are to be copied.
+    weights are to be copied. kept: blocks are to outlive the process (kept.py).
 
     Errors: MemoryBudgetError with the numbers and the flags that would help; ContextLengthError.
     """
@@ -173,10 +179,12 @@ def plan_memory(
             f"activations and logits of {options.max_rows} rows",
         ),
     ]
-    left = budget - sum(e.nbytes for e in fixed)
-    blocks = _blocks(options, context, block, left)
-    kv = MemoryEntry("kv", blocks * block, _kv_words(blocks, block, options))
-    if kv.nbytes > left:
+    head, entry = (HEADER_BYTES, ENTRY_BYTES) if kept else (0, 0)
+    left = budget - sum(e.nbytes for e in fixed) - head
+    blocks = _blocks(options, context, block + entry, left)
+    nbytes = head + blocks * (block + entry)
+    kv = MemoryEntry("kv", nbytes, _kv_words(blocks, block, options))
+    if nbytes - head > left:
         raise _too_much(c, options, blocks, max(left, 0), budget)
     return MemoryPlan((*fixed, kv), context, blocks, budget)
 

@@ -39,6 +39,12 @@ def peak_resident_bytes(proc: Path = PROC) -> int:
     return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:")), 0)
 
 
+def process_stopped(pid: int, proc: Path = PROC) -> bool:
+    """Whether a process has been stopped by a signal, not by a debugger."""
+    fields = _stat(pid, proc)
+    return bool(fields) and fields[0] == "T"
+
+
 def busy_seconds(proc: Path = PROC) -> float | None:
     """Processor time of the whole machine, this process left out."""
     try:
