@@ -27,7 +27,10 @@ SURFACE = {
         "ModelFile StoredTensor TokenizerData WeightType open_model pack packed_nbytes "
         "provenance_of verify_digests write_rebar"
     ),
-    "rebar.dataflow.data": "Item Stage Tally generator samples_at",
+    "rebar.dataflow.data": (
+        "BatchSizer BatchStage DataPipeline Dataset Decode Example Item MMapDataset Marked Mask "
+        "Pack Stage Survey Tally Tokenize TrainingBatches generator samples_at"
+    ),
     "rebar.dataflow.text": "ChatTemplate TextStream Tokenizer build_vocabulary",
 }
 
