@@ -1,4 +1,5 @@
-"""A training run at the terminal: progress, log, picture, and an end by Ctrl-C that loses nothing.
+"""A training run at the terminal: folder, ranks, progress, log, picture, and an end by Ctrl-C that
+loses nothing.
 
 The first Ctrl-C (or SIGTERM) ends the run before its next change of the parameters and saves; the
 second leaves at once, with the last checkpoint.
@@ -6,67 +7,201 @@ second leaves at once, with the last checkpoint.
 
 from __future__ import annotations
 
+import os
+import platform
+import shlex
 import signal
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from rebar.cli.options import format_size
-from rebar.cli.output import SECONDS_BETWEEN_LINES, note
-from rebar.cli.run_log import RunLog, draw
+from rebar.cli.output import note
+from rebar.cli.run_log import LOG, RunLog, draw
+from rebar.cli.training_display import Display
+from rebar.errors import InputError
 
 if TYPE_CHECKING:
+    from rebar.cli.training_flags import TrainingFlags
+    from rebar.graph.batch import Batch
+    from rebar.graph.checkpoint import CheckpointStore
+    from rebar.graph.learner import Learner
     from rebar.graph.trainer import StepRecord, Trainer
+    from rebar.graph.window import BatchSource
+    from rebar.hal.collective import Collective
+
+CHECKPOINTS = "checkpoints"
+STOPPED = 130  # as a shell says it of Ctrl-C
 
 
-def train(
-    trainer: Trainer[Any], folder: Path, title: str, start: Mapping[str, Any], *, again: str
-) -> dict[str, Any]:
-    """Runs a trainer to its end, or until somebody stops it, and gives the facts of the run.
+@dataclass(slots=True)
+class Run:
+    """One run in one folder. Only the first of several ranks speaks and writes."""
 
-    start: facts for the log's first line. again: the command that goes on after a stop. Only the
-    first rank speaks and writes.
-    """
-    speaks = trainer.ranks.rank == 0
-    log = RunLog(folder) if speaks else None
-    begun, first = time.perf_counter(), trainer.progress.step
-    last = None
-    try:
-        with _stopping(trainer), _Shown(trainer.last, speaks) as shown:
+    folder: Path
+    flags: TrainingFlags
+    ranks: Collective
+    store: CheckpointStore
+    exit_code: int = 0
+
+    @classmethod
+    def open(cls, folder: Path, flags: TrainingFlags) -> Run:
+        """InputError for a folder that holds a run already, unless it is to be gone on with."""
+        from rebar.graph.checkpoint import CheckpointStore
+
+        if (folder / LOG).exists() and not flags.resume:
+            raise InputError(
+                f"{folder} holds a run already. Give --resume to go on with it, or another --out.",
+                param="out",
+            )
+        store = CheckpointStore(folder / CHECKPOINTS, flags.keep, note)
+        return cls(folder, flags, joined(flags.rank_timeout), store)
+
+    @property
+    def speaks(self) -> bool:
+        """Whether this is the rank that does."""
+        return self.ranks.rank == 0
+
+    def note(self, line: str) -> None:
+        """A line, said once."""
+        if self.speaks:
+            note(line)
+
+    def train(
+        self,
+        learner: Learner,
+        source: BatchSource[Batch],
+        held_out: Sequence[Batch],
+        usual_rate: float,
+        facts: Mapping[str, Any],
+        title: str,
+    ) -> dict[str, Any]:
+        """Trains to the end, or until somebody stops it; the facts of the run."""
+        trainer = self._trainer(learner, source, held_out, usual_rate, facts)
+        log = RunLog(self.folder) if self.speaks else None
+        begun, first = time.perf_counter(), trainer.progress.step
+        last: StepRecord | None = None
+        try:
+            with _stopping(trainer), Display(trainer.last, self.speaks) as shown:
+                _write(log, "start", {"step": first} | dict(facts))
+                before = trainer.evaluate() if held_out and not first else None
+                shown.evaluation(0, _evaluated(log, 0, before))
+                for last in trainer.run():
+                    _write(log, "step", _facts(last))
+                    shown.step(last)
+                    shown.evaluation(last.step, _evaluated(log, last.step, last.evaluation))
+            done = _summary(trainer, first, before, last, time.perf_counter() - begun)
+            _write(log, "end", done)
+        finally:
             if log is not None:
-                log.write("start", {"step": first} | dict(start))
-            _evaluated(log, first, _before(trainer))
-            for last in trainer.run():
-                shown(last)
-                if log is not None:
-                    log.write("step", _facts(last))
-                _evaluated(log, last.step, last.evaluation)
-        facts = _summary(trainer, first, last, time.perf_counter() - begun)
-        if log is not None:
-            log.write("end", facts)
-            facts["plot"] = str(draw(folder, title))
-    finally:
-        if log is not None:
-            log.close()
-    if trainer.stopped and speaks:
-        note(f"stopped at step {trainer.progress.step}, saved. Go on with:\n  {again}")
-    return facts
+                log.close()
+        if self.speaks and last is not None:
+            done["plot"] = str(draw(self.folder, title))
+        self._ended(trainer)
+        return done
+
+    def _trainer(
+        self,
+        learner: Learner,
+        source: BatchSource[Batch],
+        held_out: Sequence[Batch],
+        usual_rate: float,
+        facts: Mapping[str, Any],
+    ) -> Trainer[Batch]:
+        from rebar.graph.optimizer import Optimizer
+        from rebar.graph.trainer import Trainer
+        from rebar.graph.window import Share
+
+        flags, ranks = self.flags, self.ranks
+        if ranks.size > 1:
+            source = Share(source, ranks.rank, ranks.size)
+        last = flags.last_step(source.windows)
+        optimizer = Optimizer(learner.device, learner.parameters, flags.rule(), flags.clip or None)
+        trainer = Trainer(
+            learner,
+            optimizer,
+            flags.rates(last, usual_rate),
+            source,
+            flags.trainer_options(last),
+            held_out=held_out,
+            store=self.store,
+            ranks=ranks,
+            provenance=dict(facts) | _versions(),
+        )
+        if flags.resume:
+            self._resume(trainer)
+        return trainer
+
+    def _resume(self, trainer: Trainer[Any]) -> None:
+        saved = self.store.newest()
+        if saved is None:
+            raise InputError(
+                f"{self.store.folder} holds no checkpoint that could be gone on from. Start "
+                "without --resume in another --out.",
+                param="resume",
+            )
+        trainer.resume(saved)
+        self.note(f"resume     step {trainer.progress.step}, from {saved.path.name}")
+
+    def _ended(self, trainer: Trainer[Any]) -> None:
+        """Says how to go on after a stop, and leaves the group."""
+        if trainer.stopped:
+            self.exit_code = STOPPED
+            step = trainer.progress.step
+            self.note(f"stopped    at step {step}, saved. Go on with:\n  {again(sys.argv)}")
+        self.ranks.close()
 
 
-def _before(trainer: Trainer[Any]) -> float | None:
-    """The held-out loss before the first step."""
-    return trainer.evaluate() if trainer.held_out and not trainer.progress.step else None
+def again(argv: Sequence[str]) -> str:
+    """The command that goes on with this run."""
+    words = ["rebar", *argv[1:]]
+    return shlex.join(words if "--resume" in words else [*words, "--resume"])
 
 
-def _evaluated(log: RunLog | None, step: int, loss: float | None) -> None:
-    if log is not None and loss is not None:
-        log.write("evaluation", {"step": step, "loss": loss})
-        note(f"step {step:>6}  held-out loss {loss:.4f}")
+def joined(timeout: float) -> Collective:
+    """The group of processes that torchrun's variables describe; alone without them."""
+    from rebar.hal.collective import Place, join
+
+    env = os.environ
+    try:
+        rank, size = int(env.get("RANK", "0")), int(env.get("WORLD_SIZE", "1"))
+        port = int(env.get("MASTER_PORT", "29500"))
+    except ValueError as error:
+        raise InputError(
+            f"RANK, WORLD_SIZE or MASTER_PORT is no number ({error}). Set them as torchrun does, "
+            "or none of them."
+        ) from error
+    return join(Place(rank, size, env.get("MASTER_ADDR", "127.0.0.1"), port), timeout)
+
+
+def _versions() -> dict[str, str]:
+    """What computed, for the checkpoint."""
+    import numpy
+
+    import rebar
+
+    return {
+        "rebar": rebar.__version__,
+        "python": platform.python_version(),
+        "numpy": numpy.__version__,
+        "command": shlex.join(["rebar", *sys.argv[1:]]),
+    }
+
+
+def _write(log: RunLog | None, event: str, facts: Mapping[str, Any]) -> None:
+    if log is not None:
+        log.write(event, facts)
+
+
+def _evaluated(log: RunLog | None, step: int, loss: float | None) -> float | None:
+    if loss is not None:
+        _write(log, "evaluation", {"step": step, "loss": loss})
+    return loss
 
 
 def _facts(record: StepRecord) -> dict[str, Any]:
@@ -76,22 +211,26 @@ def _facts(record: StepRecord) -> dict[str, Any]:
 
 
 def _summary(
-    trainer: Trainer[Any], first: int, last: StepRecord | None, seconds: float
+    trainer: Trainer[Any],
+    first: int,
+    before: float | None,
+    last: StepRecord | None,
+    seconds: float,
 ) -> dict[str, Any]:
     progress = trainer.progress
     made = progress.step - first
-    return {
-        "step": progress.step,
-        "loss": last.loss if last is not None else None,
-        "best_held_out_loss": progress.best,
-        "best_step": progress.best_step if progress.best is not None else None,
-        "tokens": progress.tokens,
-        "skipped_samples": progress.skipped,
-        "seconds": round(seconds, 3),
-        "seconds_a_step": round(seconds / made, 4) if made else None,
-        "peak_rss": format_size(last.peak_rss) if last is not None else None,
-        "stopped": trainer.stopped,
-    }
+    facts: dict[str, Any] = {"steps": progress.step}
+    if before is not None:
+        facts["held_out_loss_before"] = round(before, 4)
+    if progress.best is not None:
+        facts |= {"held_out_loss_best": round(progress.best, 4), "best_step": progress.best_step}
+    if last is not None:
+        facts |= {"loss": round(last.loss, 4), "peak_rss": format_size(last.peak_rss)}
+    facts |= {"learned_tokens": progress.tokens, "skipped_samples": progress.skipped}
+    facts |= {"seconds": round(seconds, 2)}
+    if made:
+        facts["seconds_a_step"] = round(seconds / made, 3)
+    return facts
 
 
 @contextmanager
@@ -112,54 +251,3 @@ def _stopping(trainer: Trainer[Any]) -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-class _Shown:
-    """A bar on a terminal, a line every two seconds elsewhere; nothing on ranks that are silent."""
-
-    def __init__(self, steps: int | None, speaks: bool) -> None:
-        self._steps = steps
-        self._speaks = speaks
-        self._bar: Any = None
-        self._said = 0.0
-
-    def __enter__(self) -> _Shown:
-        if self._speaks and sys.stderr.isatty():
-            from rich.console import Console
-            from rich.progress import BarColumn, TextColumn
-            from rich.progress import Progress as Bar
-
-            columns = TextColumn("{task.description}"), BarColumn(bar_width=None)
-            self._bar = Bar(*columns, console=Console(stderr=True), transient=True)
-            self._bar.start()
-            self._task = self._bar.add_task("step 0", total=self._steps)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._bar is not None:
-            self._bar.stop()
-
-    def __call__(self, record: StepRecord) -> None:
-        """Shows a step."""
-        if self._bar is not None:
-            self._bar.update(self._task, completed=record.step, description=self._words(record))
-            return
-        now = time.monotonic()
-        if self._speaks and (now - self._said >= SECONDS_BETWEEN_LINES or record.left == 0):
-            self._said = now
-            note(self._words(record))
-
-    def _words(self, r: StepRecord) -> str:
-        of = f"/{self._steps}" if self._steps else ""
-        left = f", {clock(r.left)} left" if r.left is not None else ""
-        return (
-            f"step {r.step}{of}  loss {r.loss:.4f}  {r.tokens_per_second:,.0f} tokens/s  "
-            f"{format_size(r.peak_rss)}{left}"
-        )
-
-
-def clock(seconds: float) -> str:
-    """Time for people: 0:07, 12:30, 3:02:10."""
-    whole = round(seconds)
-    hours, minutes = whole // 3600, whole // 60 % 60
-    return f"{hours}:{minutes:02}:{whole % 60:02}" if hours else f"{minutes}:{whole % 60:02}"
