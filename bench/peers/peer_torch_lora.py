@@ -23,7 +23,9 @@ from transformers import AutoModelForCausalLM
 class Lora(torch.nn.Module):
     """A linear layer with an adapter beside it."""
 
-    def __init__(self, base: torch.nn.Linear, a: torch.Tensor, b: torch.Tensor, scale: float):
+    def __init__(
+        self, base: torch.nn.Linear, a: torch.Tensor, b: torch.Tensor, scale: float
+    ) -> None:
         super().__init__()
         self.base, self.scale = base, scale
         self.A, self.B = torch.nn.Parameter(a), torch.nn.Parameter(b)

@@ -14,6 +14,7 @@ from rebar.graph.checkpoint import CheckpointStore
 from rebar.graph.optimizer import AdamW, Optimizer, Rule, Sgd
 from rebar.graph.schedules import Schedule
 from rebar.graph.trainer import StepRecord, Trainer, TrainerOptions
+from rebar.graph.window import Share, Window
 from tests.graph.harness import open_device
 from tests.graph.line import Line, Points, Source, points
 
@@ -245,3 +246,28 @@ def test_a_source_that_counts_wrongly_is_told() -> None:
 
     with pytest.raises(TrainingError, match="4 tokens were supervised where the source had count"):
         list(trainer(Wrong(points(8))).run())
+
+
+def windows(source: Source | Share[Points]) -> list[Window[Points]]:
+    found = []
+    while (window := source.next_window()) is not None:
+        found.append(window)
+    return found
+
+
+def test_ranks_share_the_windows_and_the_last_round_is_uneven() -> None:
+    data = points(22)
+    shares = [Share(Source(data), rank, 4) for rank in range(4)]
+    mine = [windows(share) for share in shares]
+    assert [share.windows for share in shares] == [2] * 4
+    assert [len(found) for found in mine] == [2, 2, 1, 1]
+    dealt = [mine[i % 4][i // 4].samples for i in range(6)]
+    assert dealt == [window.samples for window in windows(Source(data))]
+
+
+def test_a_share_goes_on_where_any_rank_stood() -> None:
+    first, second = (Share(Source(points(22)), rank, 2) for rank in range(2))
+    first.next_window()
+    second.restore(first.position)
+    expected = windows(Share(Source(points(22)), 1, 2))[1:]
+    assert [w.samples for w in windows(second)] == [w.samples for w in expected]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -10,19 +10,17 @@ from cyclopts import Parameter
 
 from rebar.cli.models import open_named
 from rebar.cli.options import Json, Model, Offline
-from rebar.cli.output import emit, note, progress
+from rebar.cli.output import emit, progress
 from rebar.cli.settings import places
-from rebar.cli.training_flags import LoraFlags, TrainingFlags
+from rebar.cli.training_flags import LoraFlags, OnError, TrainingFlags
 from rebar.errors import InputError
 
 if TYPE_CHECKING:
-    from rebar.dataflow.data import TrainingBatches
-    from rebar.dataflow.data.text_batches import TextReading
+    from rebar.dataflow.data import DataOptions, TrainingBatches
     from rebar.graph.batch import Batch
     from rebar.graph.learner import Learner
     from rebar.graph.weights import ModelFile
 
-OnError = Literal["raise", "skip"]
 KV = Literal["f16", "f32"]
 LORA_RATE, FULL_RATE = 2e-4, 2e-5
 
@@ -57,10 +55,12 @@ def finetune(
     lora, flags = lora or LoraFlags(), flags or TrainingFlags()
     run = Run.open(out, flags)
     file = open_named(model, offline=offline)
-    reading = _reading(file, max_context or flags.batch_tokens, flags.batch_tokens, on_error)
-    source, held_out = _sources(reading, data, eval_data, flags)
+    context = min(max_context or flags.batch_tokens, file.config.context_length)
+    options = flags.data_options(context, on_error)
+    source, held_out = _sources(file, data, eval_data, options)
+    run.note_data(source.survey(), held_out)
     run.note(f"model      {model}: {lora.words()}")
-    learner = _learner(file, reading, lora, flags, kv)
+    learner = _learner(file, options, lora, flags, kv)
     facts = {"model": model, "data": str(data), **asdict(lora), **asdict(flags)}
     usual = FULL_RATE if lora.full else LORA_RATE
     done = run.train(learner, source, held_out, usual, facts, f"{model} on {data.name}")
@@ -70,54 +70,37 @@ def finetune(
     return run.exit_code
 
 
-def _reading(file: ModelFile, context: int, rows: int, on_error: OnError) -> TextReading:
-    from rebar.dataflow.data.text_batches import TextReading
-    from rebar.dataflow.text import ChatTemplate, Tokenizer
-
-    tokenizer = Tokenizer.of(file)
-    template = ChatTemplate(file.chat_template, tokenizer) if file.chat_template else None
-    context = min(context, rows, file.config.context_length)
-    return TextReading(tokenizer, template, context, rows, on_error)
-
-
 def _sources(
-    reading: TextReading, data: Path, eval_data: Path | None, flags: TrainingFlags
+    file: ModelFile, data: Path, eval_data: Path | None, options: DataOptions
 ) -> tuple[TrainingBatches, list[Batch]]:
     """What is trained on, surveyed, and what is held out."""
-    from rebar.dataflow.data import Dataset, MMapDataset
-    from rebar.dataflow.data.subset import split
+    from rebar.dataflow.data import open_training
+    from rebar.dataflow.text import ChatTemplate, Tokenizer
 
-    if eval_data is not None and flags.eval_split is not None:
+    if eval_data is not None and options.held_out:
         raise InputError("--eval-data and --eval-split: give one of them.", param="eval_data")
-    train: Dataset = MMapDataset(data, cache=places().cache)
-    held: Dataset | None = None
+    tokenizer = Tokenizer.of(file)
+    template = ChatTemplate(file.chat_template, tokenizer) if file.chat_template else None
+    source, held = open_training(data, tokenizer, template, options)
     if eval_data is not None:
-        held = MMapDataset(eval_data, cache=places().cache)
-    elif flags.eval_split is not None:
-        train, held = split(train, flags.eval_split, flags.seed)
-    source = reading.batches(train, samples=flags.batch, epochs=flags.passes, seed=flags.seed)
-    survey = source.survey()
-    held_out = [] if held is None else reading.all_of(held)
-    note(
-        f"data       {survey.sequences:,} sequences, {survey.rows:,} tokens, of which "
-        f"{survey.asked:,} are learned; {survey.skipped:,} samples hold none"
-    )
-    if held is not None:
-        note(f"held out   {len(held):,} samples, {sum(b.tokens for b in held_out):,} tokens asked")
-    return source, held_out
+        whole = replace(options, epochs=1, shuffle=False)
+        held, _ = open_training(eval_data, tokenizer, template, whole)
+    from rebar.cli.training_run import all_batches
+
+    return source, all_batches(held)
 
 
 def _learner(
-    file: ModelFile, reading: TextReading, lora: LoraFlags, flags: TrainingFlags, kv: KV
+    file: ModelFile, options: DataOptions, lora: LoraFlags, flags: TrainingFlags, kv: KV
 ) -> Learner:
     from rebar.graph.learner import LearnerOptions, open_learner
 
-    options = LearnerOptions(
+    wanted = LearnerOptions(
         mode="full" if lora.full else "lora",
         lora=None if lora.full else lora.spec(),
-        max_rows=reading.rows,
-        max_sequences=min(reading.rows, max(flags.batch, 64)),
-        max_context=reading.context,
+        max_rows=max(options.batch_rows, options.rows),
+        max_sequences=options.sequences,
+        max_context=options.rows,
         kv=kv,
         recompute=flags.recompute,
         threads=flags.threads,
@@ -126,7 +109,7 @@ def _learner(
         seed=flags.seed,
     )
     with progress() as shown:
-        return open_learner(file, options, progress=shown)
+        return open_learner(file, wanted, progress=shown)
 
 
 def _write(

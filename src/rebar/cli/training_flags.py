@@ -11,11 +11,13 @@ from rebar.cli.options import Size
 from rebar.errors import InputError
 
 if TYPE_CHECKING:
+    from rebar.dataflow.data import DataOptions
     from rebar.graph.lora import LoraSpec
     from rebar.graph.optimizer import Rule
     from rebar.graph.schedules import Schedule
     from rebar.graph.trainer import TrainerOptions
 
+OnError = Literal["raise", "skip"]
 # What is short on the command line, by what transformers calls the module.
 SHORT = {"q": "q_proj", "k": "k_proj", "v": "v_proj", "o": "o_proj"}
 SHORT |= {"gate": "gate_proj", "up": "up_proj", "down": "down_proj", "all": "all-linear"}
@@ -74,6 +76,23 @@ class TrainingFlags:
         if self.epochs is not None:
             return self.epochs
         return 1 if self.steps is None else 1_000_000
+
+    def data_options(self, context: int, on_error: OnError = "raise") -> DataOptions:
+        """The same for the data layer. context: longest sequence."""
+        from rebar.cli.settings import places
+        from rebar.dataflow.data import DataOptions
+
+        return DataOptions(
+            rows=context,
+            batch_rows=self.batch_tokens,
+            sequences=min(self.batch_tokens, max(self.batch, 32)),
+            samples=self.batch,
+            epochs=self.passes,
+            seed=self.seed,
+            held_out=self.eval_split or 0.0,
+            on_error=on_error,
+            cache=places().cache,
+        )
 
     def rule(self) -> Rule:
         """The optimizer's."""

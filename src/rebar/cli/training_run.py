@@ -28,6 +28,7 @@ from rebar.errors import InputError
 
 if TYPE_CHECKING:
     from rebar.cli.training_flags import TrainingFlags
+    from rebar.dataflow.data import Survey, TrainingBatches
     from rebar.graph.batch import Batch
     from rebar.graph.checkpoint import CheckpointStore
     from rebar.graph.learner import Learner
@@ -71,6 +72,15 @@ class Run:
         """A line, said once."""
         if self.speaks:
             note(line)
+
+    def note_data(self, survey: Survey, held_out: Sequence[Batch]) -> None:
+        """What there is to learn from."""
+        self.note(
+            f"data       {survey.sequences:,} sequences, {survey.rows:,} tokens, "
+            f"{survey.asked:,} of them learned; {survey.skipped:,} samples hold none"
+        )
+        if held_out:
+            self.note(f"held out   {sum(b.tokens for b in held_out):,} tokens to be guessed")
 
     def train(
         self,
@@ -155,6 +165,14 @@ class Run:
             step = trainer.progress.step
             self.note(f"stopped    at step {step}, saved. Go on with:\n  {again(sys.argv)}")
         self.ranks.close()
+
+
+def all_batches(source: TrainingBatches | None) -> list[Batch]:
+    """Every micro-batch of a source to its end, for evaluation; none without one."""
+    found: list[Batch] = []
+    while source is not None and (window := source.next_window()) is not None:
+        found += window.batches
+    return found
 
 
 def again(argv: Sequence[str]) -> str:

@@ -11,21 +11,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 Ids = NDArray[np.int32]
+Pairs = tuple[Ids, Ids]  # ids, and the id that follows each
 
 
-def bigram_loss(train: Ids, held_out: Ids, vocabulary: int) -> float:
-    """Mean loss, in nats, of every id of held_out but the first. Ids are below `vocabulary`."""
-    pairs = train[:-1].astype(np.int64) * vocabulary + train[1:]
+def bigram_loss(train: Pairs, held_out: Pairs, vocabulary: int) -> float:
+    """Mean loss, in nats, of the second ids of held_out. Ids are below `vocabulary`."""
+    pairs = train[0].astype(np.int64) * vocabulary + train[1]
     kinds, counts = np.unique(pairs, return_counts=True)
     discount = _discount(counts)
-    before = np.bincount(train[:-1], minlength=vocabulary)  # how often each id is followed
+    before = np.bincount(train[0], minlength=vocabulary)  # how often each id is followed
     different = np.bincount(kinds // vocabulary, minlength=vocabulary)  # by how many ids
     followed = np.bincount(kinds % vocabulary, minlength=vocabulary)  # how many ids it follows
     known = np.count_nonzero(followed)
     spread = discount * known / vocabulary
     q = (np.maximum(followed - discount, 0) + spread) / len(kinds)
 
-    a, b = held_out[:-1].astype(np.int64), held_out[1:].astype(np.int64)
+    a, b = (ids.astype(np.int64) for ids in held_out)
     place = np.minimum(np.searchsorted(kinds, a * vocabulary + b), len(kinds) - 1)
     seen = np.where(kinds[place] == a * vocabulary + b, counts[place], 0)
     total = np.maximum(before[a], 1)
