@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from bench.harness import measure, note, peer
+from bench.harness import Facts, measure, note, peer
 from numpy.typing import NDArray
 from rebar.graph.learner import Learner, LearnerOptions, open_learner
 from rebar.graph.parameters import dense
@@ -62,7 +62,7 @@ def data_of(file: ModelFile, text: Path, steps: int) -> tuple[list[Batch], list[
     return found
 
 
-def ours(learner: Learner, schedule: Schedule, train: list[Batch], held: list[Batch]) -> Any:
+def ours(learner: Learner, schedule: Schedule, train: list[Batch], held: list[Batch]) -> Facts:
     """Losses of every step, and on held-out text every EVERY steps."""
     optimizer = Optimizer(learner.device, learner.parameters, AdamW(decay=DECAY), CLIP)
     trainer = Trainer(
