@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
@@ -114,13 +114,14 @@ def _learner(
 
 def _write(
     out: Path, file: ModelFile, model: str, learner: Learner, lora: LoraFlags
-) -> dict[str, Any]:
+) -> dict[str, str]:
     """The adapter, or the whole model."""
+    from rebar.cli.training_run import write_model
     from rebar.graph.lora import write_adapter
     from rebar.graph.parameters import dense
 
     if lora.full:
-        raise NotImplementedError
+        return write_model(out, file, learner)
     matrices = {p.name: dense(p.value) for p in learner.parameters}
     write_adapter(out, lora.spec(), matrices, base=model)
     return {"adapter": str(out)}

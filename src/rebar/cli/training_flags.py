@@ -77,8 +77,12 @@ class TrainingFlags:
             return self.epochs
         return 1 if self.steps is None else 1_000_000
 
-    def data_options(self, context: int, on_error: OnError = "raise") -> DataOptions:
-        """The same for the data layer. context: longest sequence."""
+    def data_options(
+        self, context: int, on_error: OnError = "raise", *, held_out: float = 0.0
+    ) -> DataOptions:
+        """The same for the data layer. context: longest sequence. held_out: share, unless one was
+        asked for.
+        """
         from rebar.cli.settings import places
         from rebar.dataflow.data import DataOptions
 
@@ -89,7 +93,7 @@ class TrainingFlags:
             samples=self.batch,
             epochs=self.passes,
             seed=self.seed,
-            held_out=self.eval_split or 0.0,
+            held_out=held_out if self.eval_split is None else self.eval_split,
             on_error=on_error,
             cache=places().cache,
         )

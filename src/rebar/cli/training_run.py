@@ -16,12 +16,13 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from importlib import metadata
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from rebar.cli.options import format_size
-from rebar.cli.output import note
+from rebar.cli.output import note, progress
 from rebar.cli.run_log import LOG, RunLog, draw
 from rebar.cli.training_display import Display
 from rebar.errors import InputError
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from rebar.graph.checkpoint import CheckpointStore
     from rebar.graph.learner import Learner
     from rebar.graph.trainer import StepRecord, Trainer
+    from rebar.graph.weights import ModelFile
     from rebar.graph.window import BatchSource
     from rebar.hal.collective import Collective
 
@@ -175,6 +177,20 @@ def all_batches(source: TrainingBatches | None) -> list[Batch]:
     return found
 
 
+def write_model(folder: Path, file: ModelFile, learner: Learner) -> dict[str, str]:
+    """Writes the trained model to FOLDER/model.rebar, ready to be opened."""
+    from rebar.graph.weights import write_rebar
+    from rebar.graph.weights.fresh import trained_model
+
+    path, origin = folder / "model.rebar", {"tool": "rebar", "source": file.name}
+    assert file.vocabulary is not None, "a converted model has its tables"
+    with progress() as shown:
+        whole = trained_model(file, learner.parameters)
+        tables = bytes(file.vocabulary)
+        write_rebar(whole, path, vocabulary=tables, provenance=origin, progress=shown)
+    return {"model": str(path), "size": format_size(path.stat().st_size)}
+
+
 def again(argv: Sequence[str]) -> str:
     """The command that goes on with this run."""
     words = ["rebar", *argv[1:]]
@@ -199,14 +215,10 @@ def joined(timeout: float) -> Collective:
 
 def _versions() -> dict[str, str]:
     """What computed, for the checkpoint."""
-    import numpy
-
-    import rebar
-
     return {
-        "rebar": rebar.__version__,
+        "rebar": metadata.version("rebar-llm"),
         "python": platform.python_version(),
-        "numpy": numpy.__version__,
+        "numpy": metadata.version("numpy"),
         "command": shlex.join(["rebar", *sys.argv[1:]]),
     }
 
