@@ -29,7 +29,7 @@ def trainer(
     rate: float = 0.05,
 ) -> Trainer[Points]:
     line = Line()
-    optimizer = Optimizer(open_device("ref"), line.parameters, rule or AdamW())
+    optimizer = Optimizer(open_device("cpu:scalar:1"), line.parameters, rule or AdamW())
     store = CheckpointStore(folder) if folder is not None else None
     schedule = Schedule("cosine", rate, steps=source.windows, warmup=3)
     return Trainer(line, optimizer, schedule, source, options, held_out=held_out, store=store)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -38,6 +39,9 @@ def finetune(
         OnError, Parameter(help="What to do about a record that is no sample.")
     ] = "raise",
     kv: Annotated[KV, Parameter(help="Keys and values: f16 as in serving, or f32.")] = "f16",
+    show_batch: Annotated[
+        bool, Parameter(help="Show the first step's data, what is learned in colour, and end.")
+    ] = False,
     lora: LoraFlags | None = None,
     flags: TrainingFlags | None = None,
     json: Json = False,
@@ -53,11 +57,13 @@ def finetune(
     from rebar.cli.training_run import Run
 
     lora, flags = lora or LoraFlags(), flags or TrainingFlags()
-    run = Run.open(out, flags)
     file = open_named(model, offline=offline)
     context = min(max_context or flags.batch_tokens, file.config.context_length)
     options = flags.data_options(context, on_error)
     source, held_out = _sources(file, data, eval_data, options)
+    if show_batch:
+        return _show(file, source)
+    run = Run.open(out, flags)
     run.note_data(source.survey(), held_out)
     run.note(f"model      {model}: {lora.words()}")
     learner = _learner(file, options, lora, flags, kv)
@@ -88,6 +94,21 @@ def _sources(
     from rebar.cli.training_run import all_batches
 
     return source, all_batches(held)
+
+
+def _show(file: ModelFile, source: TrainingBatches) -> int:
+    """The micro-batches of the first step, on a terminal in colour, elsewhere with marks."""
+    from rich.console import Console
+
+    from rebar.dataflow.data.show import show_batch
+    from rebar.dataflow.text import Tokenizer
+
+    window, tokenizer = source.next_window(), Tokenizer.of(file)
+    console = Console(soft_wrap=True)
+    for batch in window.batches if window is not None else ():
+        for text in show_batch(batch, tokenizer, marks=not sys.stdout.isatty()):
+            console.print(text)
+    return 0
 
 
 def _learner(
