@@ -17,8 +17,6 @@ from typing import Any
 import numpy as np
 from bench.harness import Facts, measure, note, peer
 from numpy.typing import NDArray
-from rebar.graph.learner import Learner, LearnerOptions, open_learner
-from rebar.graph.parameters import dense
 
 from rebar.cli.settings import places
 from rebar.dataflow.data import DataOptions, open_training
@@ -26,8 +24,10 @@ from rebar.dataflow.models import open_source
 from rebar.dataflow.text import Tokenizer
 from rebar.graph import ModelFile
 from rebar.graph.batch import Batch
+from rebar.graph.learner import Learner, LearnerOptions, open_learner
 from rebar.graph.lora import LoraSpec
 from rebar.graph.optimizer import AdamW, Optimizer
+from rebar.graph.parameters import dense
 from rebar.graph.schedules import Schedule
 from rebar.graph.trainer import Trainer, TrainerOptions
 from rebar.insight.plot import Series, line_plot

@@ -1,9 +1,9 @@
 """Learning rates as pure functions of the step: a run that goes on after a stop gets the same.
 
 Steps count from 0. The warm-up climbs in `warmup` equal stairs to the full rate, (step + 1) /
-warmup of it, so that no step is made at rate 0. What follows goes from the full rate at step
-`warmup` to `floor` of it at the last step: evenly (linear), along half a cosine (Loshchilov &
-Hutter, arXiv:1608.03983), or not at all (constant).
+warmup of it. What follows goes from the full rate at step `warmup` to `floor` of it at the step
+that would come after the last: evenly (linear), along half a cosine (Loshchilov & Hutter,
+arXiv:1608.03983), or not at all (constant). So no step is made at rate 0.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Schedule:
             return self.rate * (step + 1) / self.warmup
         if self.steps is None or self.kind == "constant":
             return self.rate
-        behind = self.steps - 1 - self.warmup  # steps from the full rate to the last
+        behind = self.steps - self.warmup
         progress = min((step - self.warmup) / behind, 1.0) if behind > 0 else 0.0
         left = 1 - progress if self.kind == "linear" else (1 + math.cos(math.pi * progress)) / 2
         return self.rate * (self.floor + (1 - self.floor) * left)
