@@ -27,7 +27,11 @@ SURFACE = {
         "ModelFile StoredTensor TokenizerData WeightType open_model pack packed_nbytes "
         "provenance_of verify_digests write_rebar"
     ),
-    "rebar.dataflow.data": "Item Stage Tally generator samples_at",
+    "rebar.dataflow.data": (
+        "BatchSizer BatchStage DataOptions DataPipeline Dataset Decode Example Item MMapDataset "
+        "Marked Mask Pack Shift Stage Survey Tally TokenDataset Tokenize TrainingBatches generator "
+        "open_training samples_at write_tokens"
+    ),
     "rebar.dataflow.text": "ChatTemplate TextStream Tokenizer build_vocabulary",
 }
 
