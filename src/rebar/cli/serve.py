@@ -13,6 +13,7 @@ from rebar.cli.notify import tell_manager
 from rebar.cli.options import (
     DEFAULT_MODEL,
     AccessFlags,
+    AdapterFlags,
     AnswerFlags,
     Host,
     LimitFlags,
@@ -25,6 +26,10 @@ from rebar.cli.output import note, progress, timed
 from rebar.cli.settings import places
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
+    from rebar.graph import ModelFile, RunnerOptions
+    from rebar.service.adapter_book import AdapterBook
     from rebar.service.http.access import Access
     from rebar.service.router import ModelService
 
@@ -39,6 +44,7 @@ def serve(
     port: Port = 8000,
     api_model_name: Annotated[str | None, Parameter(help="Name that clients use.")] = None,
     flags: AnswerFlags | None = None,
+    adapters: AdapterFlags | None = None,
     queue: QueueFlags | None = None,
     limits: LimitFlags | None = None,
     access: AccessFlags | None = None,
@@ -57,7 +63,14 @@ def serve(
 
     def load() -> ModelService:
         name = api_model_name or model
-        return _load(model, name, flags or AnswerFlags(), queue or QueueFlags(), offline)
+        return _load(
+            model,
+            name,
+            flags or AnswerFlags(),
+            adapters or AdapterFlags(),
+            queue or QueueFlags(),
+            offline,
+        )
 
     def ready(url: str) -> None:
         seconds = time.perf_counter() - STARTED
@@ -80,7 +93,12 @@ def _who_may_ask(access: Access, host: str) -> str:
 
 
 def _load(
-    model: str, name: str, flags: AnswerFlags, queue: QueueFlags, offline: bool
+    model: str,
+    name: str,
+    flags: AnswerFlags,
+    adapters: AdapterFlags,
+    queue: QueueFlags,
+    offline: bool,
 ) -> ModelService:
     """The model in an engine process; says what the machine and the plan are, and how long each
     phase took.
@@ -95,7 +113,7 @@ def _load(
     from rebar.service.succession import new_memory
 
     where = places()
-    options = flags.runner_options(where.isa)
+    options = adapters.with_room(flags.runner_options(where.isa))
     device = DeviceManager(threads=options.threads, memory=options.memory, isa=options.isa)
     note(f"machine    {device.machine.cpu}, {device.machine.memory_total / 1e9:.1f} GB")
     note(f"device     {device.backend.describe()}")
@@ -105,8 +123,24 @@ def _load(
         file = open_source(source, where.cache, shown)
     for line in plan_memory(file, options, device.budget, kept=True).lines():
         note(f"  {line}")
+    book = _book(adapters, options, file, where.cache)
     spec = spec_of(file, options, queue.max_running, queue.max_waiting, flags.guesses)
     with timed("engine"):
         first = EngineProcess(spec, new_memory())
     served = open_served(file, first.ready.limits, name=name)
-    return ModelService.in_process(served, first, spec)
+    return ModelService.in_process(served, first, spec, book)
+
+
+def _book(flags: AdapterFlags, options: RunnerOptions, file: ModelFile, cache: Path) -> AdapterBook:
+    """The adapters that were asked for, copied and checked, and the room for more."""
+    from rebar.service.adapter_book import AdapterBook
+
+    if options.room is None:
+        return AdapterBook()
+    from rebar.dataflow.adapters import AdapterStore
+
+    book = AdapterBook(AdapterStore(cache, file.config, options.room), options.max_adapters)
+    for name, folder in flags.folders.items():
+        book.preload(name, book.take(name, folder))
+        note(f"adapter    {name} from {folder}")
+    return book
