@@ -28,8 +28,9 @@ SURFACE = {
         "provenance_of verify_digests write_rebar"
     ),
     "rebar.dataflow.data": (
-        "BatchSizer BatchStage DataPipeline Dataset Decode Example Item MMapDataset Marked Mask "
-        "Pack Stage Survey Tally Tokenize TrainingBatches generator samples_at"
+        "BatchSizer BatchStage DataOptions DataPipeline Dataset Decode Example Item MMapDataset "
+        "Marked Mask Pack Shift Stage Survey Tally TokenDataset Tokenize TrainingBatches generator "
+        "open_training samples_at write_tokens"
     ),
     "rebar.dataflow.text": "ChatTemplate TextStream Tokenizer build_vocabulary",
 }
