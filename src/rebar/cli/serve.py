@@ -135,11 +135,11 @@ def _book(flags: AdapterFlags, options: RunnerOptions, file: ModelFile, cache: P
     """The adapters that were asked for, copied and checked, and the room for more."""
     from rebar.service.adapter_book import AdapterBook
 
-    if options.room is None:
-        return AdapterBook()
-    from rebar.dataflow.adapters import AdapterStore
+    book = AdapterBook()
+    if options.room is not None:
+        from rebar.dataflow.adapters import AdapterStore
 
-    book = AdapterBook(AdapterStore(cache, file.config, options.room), options.max_adapters)
+        book = AdapterBook(AdapterStore(cache, file.config, options.room), options.max_adapters)
     for name, folder in flags.folders.items():
         book.preload(name, book.take(name, folder))
         note(f"adapter    {name} from {folder}")

@@ -14,12 +14,12 @@ import re
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 from rebar.errors import EngineError, InputError, ModelNameError
 from rebar.service.messages import AdapterNews, AdapterOrder, Orders
+from rebar.service.model import ServedAdapter
 
 log = logging.getLogger("rebar.service")
 
@@ -46,15 +46,6 @@ class AdapterSource(Protocol):
 
     def take(self, folder: Path, /) -> TakenAdapter:
         """Copies and checks one. ModelFileError, InputError."""
-
-
-@dataclass(frozen=True, slots=True)
-class ServedAdapter:
-    """An adapter as clients see it. created: seconds since 1970."""
-
-    name: str
-    digest: str
-    created: int
 
 
 class AdapterBook:

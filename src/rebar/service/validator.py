@@ -20,11 +20,10 @@ from typing import Any, ClassVar, Protocol
 
 from rebar.errors import ContextLengthError, InputError, ModelNameError
 from rebar.graph.sequence import SamplingParams
-from rebar.service.adapter_book import ServedAdapter
 from rebar.service.amounts import refuse_many_messages, refuse_many_scores
 from rebar.service.conversation import refuse_lost_calls, refuse_lost_tools, turns_of
 from rebar.service.messages import NORMAL, RequestPacket
-from rebar.service.model import ServedModel
+from rebar.service.model import ServedAdapter, ServedModel
 from rebar.service.structured import form_of
 from rebar.service.tools import ToolUse, tools_of, with_tools
 from rebar.service.wire import ChatBody, ChatMessage, CompletionBody, SamplingBody

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from rebar.service.adapter_book import ServedAdapter
+from rebar.service.model import ServedAdapter
 from rebar.service.router import ModelService
 
 
