@@ -60,7 +60,7 @@ def service_of(
     store = None if room is None else AdapterStore(cache, CONFIG, room)
     book = AdapterBook(store, options.max_adapters)
     for name in names:
-        book.preload(name, book.take(name, folder / name))
+        book.preload(name, book.take(name, folder / name), str(folder / name))
     return ModelService.in_thread(model.served, model.engine, book)
 
 
@@ -319,7 +319,7 @@ def test_a_killed_engine_is_told_its_adapters(folder: Path, tmp_path: Path) -> N
     for name in ("pirate", "sage"):
         shutil.copytree(folder / name, mine / name)
     model = next(folder.glob("*.gguf"))
-    flags = ("--adapter", f"pirate={mine / 'pirate'}", "--api-model-name", "m")
+    flags = ("--adapter", f"pirate={mine / 'pirate'}", "--served-model-name", "m")
     asked = {**ASKED, "max_tokens": 90, "ignore_eos": True}
     with serving_process(model, tmp_path / "cache", *flags) as server:
         assert load(server, "sage", mine).status_code == 200

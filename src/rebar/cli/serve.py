@@ -42,7 +42,13 @@ def serve(
     *,
     host: Host = "127.0.0.1",
     port: Port = 8000,
-    api_model_name: Annotated[str | None, Parameter(help="Name that clients use.")] = None,
+    served_model_name: Annotated[
+        tuple[str, ...],
+        Parameter(
+            help="Name that clients use; repeatable, the first is listed. Without it: the "
+            "model's name, or the last part of its path."
+        ),
+    ] = (),
     flags: AnswerFlags | None = None,
     adapters: AdapterFlags | None = None,
     queue: QueueFlags | None = None,
@@ -62,10 +68,9 @@ def serve(
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
 
     def load() -> ModelService:
-        name = api_model_name or model
         return _load(
             model,
-            name,
+            served_model_name,
             flags or AnswerFlags(),
             adapters or AdapterFlags(),
             queue or QueueFlags(),
@@ -94,7 +99,7 @@ def _who_may_ask(access: Access, host: str) -> str:
 
 def _load(
     model: str,
-    name: str,
+    names: tuple[str, ...],
     flags: AnswerFlags,
     adapters: AdapterFlags,
     queue: QueueFlags,
@@ -103,7 +108,7 @@ def _load(
     """The model in an engine process; says what the machine and the plan are, and how long each
     phase took.
     """
-    from rebar.dataflow.models import open_source
+    from rebar.dataflow.models import open_source, public_name
     from rebar.graph import plan_memory
     from rebar.graph.weights.source import resolve
     from rebar.hal import DeviceManager
@@ -123,15 +128,22 @@ def _load(
         file = open_source(source, where.cache, shown)
     for line in plan_memory(file, options, device.budget, kept=True).lines():
         note(f"  {line}")
-    book = _book(adapters, options, file, where.cache)
+    names = names or (public_name(model), model)
+    book = _book(adapters, options, file, where.cache, names)
     spec = spec_of(file, options, queue.max_running, queue.max_waiting, flags.guesses)
     with timed("engine"):
         first = EngineProcess(spec, new_memory())
-    served = open_served(file, first.ready.limits, name=name)
+    served = open_served(file, first.ready.limits, name=names[0], aliases=names[1:], source=model)
     return ModelService.in_process(served, first, spec, book)
 
 
-def _book(flags: AdapterFlags, options: RunnerOptions, file: ModelFile, cache: Path) -> AdapterBook:
+def _book(
+    flags: AdapterFlags,
+    options: RunnerOptions,
+    file: ModelFile,
+    cache: Path,
+    names: tuple[str, ...],
+) -> AdapterBook:
     """The adapters that were asked for, copied and checked, and the room for more."""
     from rebar.service.adapter_book import AdapterBook
 
@@ -140,7 +152,8 @@ def _book(flags: AdapterFlags, options: RunnerOptions, file: ModelFile, cache: P
         from rebar.dataflow.adapters import AdapterStore
 
         book = AdapterBook(AdapterStore(cache, file.config, options.room), options.max_adapters)
+    book.taken = frozenset(names)
     for name, folder in flags.folders.items():
-        book.preload(name, book.take(name, folder))
+        book.preload(name, book.take(name, folder), str(folder))
         note(f"adapter    {name} from {folder}")
     return book

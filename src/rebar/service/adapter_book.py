@@ -93,17 +93,17 @@ class AdapterBook:
             )
         return self.source.take(folder)
 
-    def preload(self, name: str, taken: TakenAdapter) -> None:
+    def preload(self, name: str, taken: TakenAdapter, source: str) -> None:
         """Lists one before the service starts; `orders` then loads it."""
         self._check_room(name, taken.digest)
-        self._list(name, taken)
+        self._list(name, taken, source)
 
     def orders(self) -> Orders:
         """What loads all that is listed."""
         digests = dict.fromkeys(adapter.digest for adapter in self.listed)
         return Orders(adapters=[AdapterOrder(digest, self._paths[digest]) for digest in digests])
 
-    async def load(self, name: str, taken: TakenAdapter) -> ServedAdapter:
+    async def load(self, name: str, taken: TakenAdapter, source: str) -> ServedAdapter:
         """Loads one while others are served; it is listed when rows can take it. InputError for a
         name that is taken and where no slot is free, EngineError when the engine says no.
         """
@@ -116,7 +116,7 @@ class AdapterBook:
             error = await asyncio.wait_for(waiter, LOAD_SECONDS)
             if error:
                 raise EngineError(f"The adapter could not be loaded: {error}")
-            return self._list(name, taken)
+            return self._list(name, taken, source)
         except TimeoutError:
             raise EngineError(
                 f"The adapter was not loaded within {LOAD_SECONDS:.0f} s. Try again later."
@@ -167,9 +167,10 @@ class AdapterBook:
             del self._users[digest]
             self._let_go(digest)
 
-    def _list(self, name: str, taken: TakenAdapter) -> ServedAdapter:
+    def _list(self, name: str, taken: TakenAdapter, source: str) -> ServedAdapter:
         self._paths[taken.digest] = str(taken.path)
-        adapter = self._listed[name] = ServedAdapter(name, taken.digest, int(time.time()))
+        adapter = ServedAdapter(name, taken.digest, source, int(time.time()))
+        self._listed[name] = adapter
         return adapter
 
     def _needed(self) -> set[str]:

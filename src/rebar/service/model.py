@@ -11,7 +11,9 @@ from rebar.service.messages import EngineLimits
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """A model as its callers see it. `aliases`: other names it answers to."""
+    """A model as its callers see it. `aliases`: other names it answers to. source: where it came
+    from, as the operator said it.
+    """
 
     name: str
     tokenizer: TextTokenizer
@@ -19,14 +21,18 @@ class ServedModel:
     limits: EngineLimits
     created: int = 0
     aliases: tuple[str, ...] = ()
+    source: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class ServedAdapter:
-    """An adapter as clients see it. created: seconds since 1970."""
+    """An adapter as clients see it. source: the folder it was taken from. created: seconds since
+    1970.
+    """
 
     name: str
     digest: str
+    source: str
     created: int
 
 

@@ -52,7 +52,7 @@ class AdapterRoutes:
         service = self._router.services[0]
         async with self._one_at_a_time:  # reading is the disk's work, and a copy's
             taken = await asyncio.to_thread(_take, service.adapters, body)
-            adapter = await service.adapters.load(body.lora_name, taken)
+            adapter = await service.adapters.load(body.lora_name, taken, body.lora_path)
         return _json(describe_model(service, adapter))
 
     async def unload(self, request: Request) -> Response:

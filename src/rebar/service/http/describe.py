@@ -17,15 +17,19 @@ def describe_all(service: ModelService) -> Iterator[dict[str, object]]:
 def describe_model(
     service: ModelService, adapter: ServedAdapter | None = None
 ) -> dict[str, object]:
-    """A model or adapter in OpenAI's shape; max_model_len and parent as vLLM names them."""
+    """A model or adapter in OpenAI's shape; root (where it came from), max_model_len and parent as
+    vLLM names them.
+    """
     model = service.model
     described = {
         "id": model.name,
         "object": "model",
         "created": model.created,
         "owned_by": "rebar",
+        "root": model.source or model.name,
         "max_model_len": model.limits.max_total,
     }
     if adapter is None:
         return described
-    return described | {"id": adapter.name, "created": adapter.created, "parent": model.name}
+    own = {"id": adapter.name, "created": adapter.created, "root": adapter.source}
+    return {**described, **own, "parent": model.name}
