@@ -3,134 +3,18 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/string.h>
-#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
-#include <algorithm>
-#include <stdexcept>
+#include "bind_hal.h"
+#include "bind_image.h"
+#include "bind_step.h"
 
-#include "program.h"
+using namespace rb::bind;
 
-namespace nb = nanobind;
+void bind_lora(Class& c);      // native/bind_lora.cpp
+void bind_training(Class& c);  // native/bind_training.cpp
 
 namespace {
-
-using Address = uintptr_t;
-
-template <class T>
-T* at(Address a) {
-  return reinterpret_cast<T*>(a);
-}
-
-rb_matrix matrix(const std::tuple<Address, int32_t, int32_t, int32_t>& m) {
-  const auto& [data, type, n, k] = m;
-  return {at<const void>(data), type, n, k};
-}
-
-using Matrix = std::tuple<Address, int32_t, int32_t, int32_t>;
-
-// The arrays of a step, allocated once and filled in place by Python.
-class Step {
- public:
-  Step(int32_t rows, int32_t logit_rows, int32_t sequences, int32_t table_stride)
-      : ids(size(rows)),
-        positions(size(rows)),
-        sequence(size(rows)),
-        logit_index(size(logit_rows)),
-        tables(size(sequences) * size(table_stride)),
-        sequences_(sequences),
-        stride_(table_stride) {}
-
-  rb_step view() const {
-    if (rows < 0 || size(rows) > ids.size() || logit_rows < 0 || size(logit_rows) > logit_index.size())
-      throw std::invalid_argument("a step of more rows than it has room for");
-    for (int32_t r = 0; r < rows; ++r)
-      if (sequence[size(r)] < 0 || sequence[size(r)] >= sequences_)
-        throw std::invalid_argument("a row names no block table");
-    return {rows,          logit_rows, ids.data(),        positions.data(), sequence.data(),
-            tables.data(), stride_,    logit_index.data()};
-  }
-  using Slice = std::tuple<nb::ndarray<const int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>, int32_t, int32_t,
-                           std::vector<int32_t>>;
-
-  // Slice i = (ids of a sequence, first position, count, its blocks) becomes the next rows and block table i.
-  void bind(const std::vector<Slice>& slices) {
-    size_t at = 0;
-    for (size_t i = 0; i < slices.size(); ++i) {
-      const auto& [tokens, first, count, blocks] = slices[i];
-      const size_t begin = size(first), end = begin + size(count), used = (end + 15) / 16;
-      if (i >= sequences() || end > tokens.shape(0) || used > blocks.size() || used > stride() || count > size_left(at))
-        throw std::invalid_argument("a slice that its sequence, its blocks or the step do not hold");
-      for (size_t p = begin; p < end; ++p, ++at) {
-        ids[at] = tokens.data()[p];
-        positions[at] = static_cast<int32_t>(p);
-        sequence[at] = static_cast<int32_t>(i);
-      }
-      std::copy_n(blocks.begin(), used, tables.begin() + static_cast<ptrdiff_t>(i * stride()));
-    }
-    rows = static_cast<int32_t>(at);
-  }
-  size_t sequences() const { return size(sequences_); }
-  size_t stride() const { return size(stride_); }
-
-  int32_t rows = 0, logit_rows = 0;
-  std::vector<int32_t> ids, positions, sequence, logit_index, tables;
-
- private:
-  int64_t size_left(size_t at) const { return static_cast<int64_t>(ids.size() - at); }
-  static size_t size(int32_t n) {
-    if (n < 0) throw std::invalid_argument("sizes are not negative");
-    return static_cast<size_t>(n);
-  }
-  int32_t sequences_, stride_;
-};
-
-using Ints = nb::ndarray<nb::numpy, int32_t>;
-
-Ints view_of(std::vector<int32_t>& v, std::initializer_list<size_t> shape, nb::handle owner) {
-  return Ints(v.data(), shape, owner);
-}
-
-void bind_step(nb::module_& m) {
-  nb::class_<Step>(m, "Step")
-      .def(nb::init<int32_t, int32_t, int32_t, int32_t>(), nb::arg("rows"), nb::arg("logit_rows"), nb::arg("sequences"),
-           nb::arg("table_stride"))
-      .def("bind", &Step::bind, nb::arg("slices"))
-      .def_rw("rows", &Step::rows)
-      .def_rw("logit_rows", &Step::logit_rows)
-      .def_prop_ro("ids",
-                   [](nb::handle_t<Step> h) {
-                     auto& s = nb::cast<Step&>(h);
-                     return view_of(s.ids, {s.ids.size()}, h);
-                   })
-      .def_prop_ro("positions",
-                   [](nb::handle_t<Step> h) {
-                     auto& s = nb::cast<Step&>(h);
-                     return view_of(s.positions, {s.positions.size()}, h);
-                   })
-      .def_prop_ro("sequences",
-                   [](nb::handle_t<Step> h) {
-                     auto& s = nb::cast<Step&>(h);
-                     return view_of(s.sequence, {s.sequence.size()}, h);
-                   })
-      .def_prop_ro("logit_index",
-                   [](nb::handle_t<Step> h) {
-                     auto& s = nb::cast<Step&>(h);
-                     return view_of(s.logit_index, {s.logit_index.size()}, h);
-                   })
-      .def_prop_ro("tables", [](nb::handle_t<Step> h) {
-        auto& s = nb::cast<Step&>(h);
-        return view_of(s.tables, {s.sequences(), s.stride()}, h);
-      });
-}
-
-rb_launch launch(rb_op op) {
-  rb_launch l{};
-  l.op = op;
-  return l;
-}
-
-using Class = nb::class_<rb::Program>;
 
 void bind_embed(Class& c) {
   c.def(
@@ -347,6 +231,9 @@ void bind_launches(Class& c) {
   bind_add(c);
   bind_select(c);
   bind_softcap(c);
+  bind_lora(c);
+  bind_image_launches(c);
+  bind_training(c);
 }
 
 }  // namespace
@@ -362,11 +249,12 @@ void bind_hal(nb::module_& m) {
           .def(
               "__init__",
               [](rb::Program* self, rb::Pool& pool, int32_t isa, int32_t rows, int32_t logit_rows, int32_t sequences,
-                 int32_t vocab, int32_t positions, int32_t blocks) {
-                new (self) rb::Program(pool, isa, {rows, logit_rows, sequences, vocab, positions, blocks});
+                 int32_t vocab, int32_t positions, int32_t blocks, int32_t adapters) {
+                new (self) rb::Program(pool, isa, {rows, logit_rows, sequences, vocab, positions, blocks, adapters});
               },
               nb::keep_alive<1, 2>(), nb::arg("pool"), nb::arg("isa"), nb::kw_only(), nb::arg("rows"),
-              nb::arg("logit_rows"), nb::arg("sequences"), nb::arg("vocab"), nb::arg("positions"), nb::arg("blocks"))
+              nb::arg("logit_rows"), nb::arg("sequences"), nb::arg("vocab"), nb::arg("positions"), nb::arg("blocks"),
+              nb::arg("adapters") = 0)
           .def("__len__", &rb::Program::size)
           .def("name", &rb::Program::name)
           .def(

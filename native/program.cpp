@@ -21,6 +21,11 @@ void check_rows(const rb_step& step, const Limits& limits) {
   }
 }
 
+void check_adapters(const rb_step& step, const Limits& limits) {
+  for (int32_t r = 0; step.adapters != nullptr && r < step.rows; ++r)
+    require(step.adapters[r] >= -1 && step.adapters[r] < limits.adapters, "a row names no slot of an adapter");
+}
+
 // Every block that a row may read: those of positions 0..its own.
 void check_blocks(const rb_step& step, const Limits& limits) {
   for (int32_t r = 0; r < step.rows; ++r) {
@@ -57,6 +62,7 @@ void Program::check(const rb_step& step, size_t begin, size_t end) const {
           "more logit rows than the program was compiled for");
   check_rows(step, limits_);
   check_blocks(step, limits_);
+  check_adapters(step, limits_);
   for (int32_t i = 0; i < step.logit_rows; ++i)
     require(step.logit_index[i] >= 0 && step.logit_index[i] < step.rows, "a logit row is outside the step");
 }

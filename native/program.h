@@ -17,6 +17,7 @@ struct Limits {
   int32_t vocab = 0;       // ids below this
   int32_t positions = 0;   // positions below this
   int32_t blocks = 0;      // block numbers below this
+  int32_t adapters = 0;    // slots of adapters below this
 };
 
 class Program {

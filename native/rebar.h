@@ -99,6 +99,7 @@ typedef struct rb_step {
   const int32_t* tables;  // [sequence][table_stride] block numbers
   int32_t table_stride;
   const int32_t* logit_index;  // [logit_rows] the rows whose logits are needed
+  const int32_t* adapters;     // [rows] slot of the row's adapter, -1 for none; NULL: none for all rows
 } rb_step;
 
 typedef enum { RB_ROWS = 0, RB_LOGIT_ROWS = 1 } rb_domain;  // how many rows a launch covers
@@ -247,6 +248,42 @@ typedef struct {
   float cap;
 } rb_softcap;
 
+// Low-rank adapters (Hu et al., arXiv:2106.09685): y + scale B A x, with A and B of the slot s = step.adapters[row]. An output is split
+// into parts (q, k, v) that have their own A and B. A slot holds what one adapter has for one part; the table [slot][part] is read when
+// the launch runs, so that adapters come and go between steps.
+#define RB_LORA_PARTS 3
+typedef struct {
+  const float* a;  // (rank, k), F32 packed
+  const float* b;  // (columns of the part, rank), F32 packed
+  int32_t rank;    // 0: the adapter leaves this part as it is
+  float scale;
+} rb_lora_slot;
+
+// a[r, p rank + j] = sum_i x[r,i] A[j,i] for part p and j < the slot's rank, else +0. The sum: four chains, input i in chain i % 4,
+// ascending, one fma each from 0; then (c0 + c2) + (c1 + c3). rank: of the largest slot.
+typedef struct {
+  const rb_lora_slot* slots;
+  const float* x;
+  float* a;
+  int32_t x_stride, a_stride, k, parts, rank, domain;
+} rb_lora_down;
+
+// y[r,j] = x[r,j] + scale sum_i B[j,i] a[r, p rank + i] (+ residual[r,j]); p is the part whose columns end at ends[p], the first behind
+// j. The sum: one chain over ascending i from 0, one fma each; then fma(sum, scale, x), then + residual. Where the slot has nothing: x
+// (+ residual). y may be x.
+typedef struct {
+  const rb_lora_slot* slots;
+  const float* a;
+  const float* x;
+  const float* residual;
+  float* y;
+  int32_t a_stride, x_stride, residual_stride, y_stride, parts, rank, domain;
+  int32_t ends[RB_LORA_PARTS];
+} rb_lora_up;
+
+#include "rebar_image.h"
+#include "rebar_training.h"
+
 typedef enum {
   RB_OP_EMBED,
   RB_OP_RMS_NORM,
@@ -261,6 +298,22 @@ typedef enum {
   RB_OP_SOFTCAP,
   RB_OP_ATTENTION_MERGE,
   RB_OP_ROPE_APPEND,
+  RB_OP_LORA_DOWN,
+  RB_OP_LORA_UP,
+  // rebar_image.h
+  RB_OP_CONV,
+  RB_OP_CONV_INPUT_GRADIENT,
+  RB_OP_CONV_WEIGHT_GRADIENT,
+  RB_OP_CHANNEL_SUMS,
+  RB_OP_POOL,
+  RB_OP_POOL_GRADIENT,
+  RB_OP_GROUP_NORM,
+  RB_OP_GROUP_NORM_GRADIENT,
+  RB_OP_GROUP_NORM_WEIGHT_GRADIENT,
+  RB_OP_RELU,
+  RB_OP_RELU_GRADIENT,
+  RB_OP_DROPOUT,
+  RB_TRAINING_OPS,  // rebar_training.h
   RB_OPS
 } rb_op;
 
@@ -277,6 +330,21 @@ typedef union {
   rb_add add;
   rb_select select;
   rb_softcap softcap;
+  rb_lora_down lora_down;
+  rb_lora_up lora_up;
+  rb_conv conv;
+  rb_conv_input_gradient conv_input_gradient;
+  rb_conv_weight_gradient conv_weight_gradient;
+  rb_channel_sums channel_sums;
+  rb_pool pool;
+  rb_pool_gradient pool_gradient;
+  rb_group_norm group_norm;
+  rb_group_norm_gradient group_norm_gradient;
+  rb_group_norm_weight_gradient group_norm_weight_gradient;
+  rb_relu relu;
+  rb_relu_gradient relu_gradient;
+  rb_dropout dropout;
+  RB_TRAINING_ARGS
 } rb_args;
 
 typedef struct {

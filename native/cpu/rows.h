@@ -24,6 +24,6 @@ RB_INLINE RowRange rows_of(int64_t rows, int64_t width, int64_t task_begin, int6
   return {task_begin * per, end < rows ? end : rows};
 }
 
-static size_t no_scratch(const rb_args*, int32_t) { return 0; }
+[[maybe_unused]] static size_t no_scratch(const rb_args*, int32_t) { return 0; }
 
 }  // namespace rb::RB_NS

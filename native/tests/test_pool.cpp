@@ -122,9 +122,11 @@ TEST(pool, scratch_grows_and_stays_aligned) {
 }
 
 struct Arrays {
-  std::vector<int32_t> ids{1, 2, 3}, positions{15, 16, 0}, sequences{0, 0, 1}, tables{0, 1, 2, 3}, logit_index{2};
+  std::vector<int32_t> ids{1, 2, 3}, positions{15, 16, 0}, sequences{0, 0, 1}, tables{0, 1, 2, 3}, logit_index{2},
+      adapters{-1, -1, 1};
   rb_step step() const {
-    return {3, 1, ids.data(), positions.data(), sequences.data(), tables.data(), 2, logit_index.data()};
+    return {
+        3, 1, ids.data(), positions.data(), sequences.data(), tables.data(), 2, logit_index.data(), adapters.data()};
   }
 };
 
@@ -140,7 +142,8 @@ bool refuses(const rb::Program& p, const rb_step& step) {
 // Whatever would let a kernel read elsewhere is refused before the first launch.
 TEST(pool, the_door_checks_every_number) {
   rb::Pool pool(1);
-  const rb::Limits limits{.rows = 3, .logit_rows = 1, .sequences = 2, .vocab = 10, .positions = 32, .blocks = 4};
+  const rb::Limits limits{
+      .rows = 3, .logit_rows = 1, .sequences = 2, .vocab = 10, .positions = 32, .blocks = 4, .adapters = 2};
   const rb::Program p(pool, RB_ISA_SCALAR, limits);
   CHECK(!refuses(p, Arrays{}.step()));
   const auto with = [&](auto change) {
@@ -158,6 +161,8 @@ TEST(pool, the_door_checks_every_number) {
   CHECK(with([](Arrays& a) { a.tables[0] = -1; }));
   CHECK(!with([](Arrays& a) { a.tables[3] = 99; }));  // a block that no row reaches
   CHECK(with([](Arrays& a) { a.logit_index[0] = 3; }));
+  CHECK(with([](Arrays& a) { a.adapters[0] = 2; }));
+  CHECK(with([](Arrays& a) { a.adapters[0] = -2; }));
   rb_step many = Arrays{}.step();
   many.rows = 4;
   CHECK(refuses(p, many));

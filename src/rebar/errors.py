@@ -8,11 +8,15 @@ RebarError
 │   ├── MissingFileError      no such file, or not of the kind that is due
 │   ├── CorruptFileError      lengths, offsets, numbers or digests that contradict the file
 │   └── UnsupportedModelError sound, but of an architecture, type or version not known here
+├── DataError             a data set, or a record of one, that cannot be read
 ├── DownloadError         a model that could not be fetched
 ├── MemoryBudgetError     a pool or plan that does not fit its budget
 │   └── KVCacheFullError      no free KV block
+├── TrainingError         a training run that cannot go on (data, state, another rank)
+│   └── GradientExplosionError  a gradient that is no number or too large
 ├── ShapeError            sizes that must agree and do not
 ├── DeviceError           a device or back end that is missing or fails
+├── CollectiveError       processes that train together and lost each other
 ├── DeadlineError         the caller's own deadline could not be met (HTTP: 504)
 ├── OverloadedError       the waiting queue is full (HTTP: 429)
 └── EngineError           the engine failed inside; the request can be sent again
@@ -58,6 +62,12 @@ class UnsupportedModelError(ModelFileError):
     """A sound file of an architecture, type or version that this release does not know."""
 
 
+class DataError(RebarError):
+    """A data set, or a record of one, that cannot be read. The message begins with the file, and
+    with the line where one is to blame (the first is 1).
+    """
+
+
 class DownloadError(RebarError):
     """A model that could not be fetched."""
 
@@ -75,12 +85,30 @@ class KVCacheFullError(MemoryBudgetError):
     """No free KV block."""
 
 
+class TrainingError(RebarError):
+    """A training run that cannot go on: its data, its state or another of its processes."""
+
+
+class GradientExplosionError(TrainingError):
+    """A gradient that is no number or too large: `node` (or parameter), `step`, `magnitude`."""
+
+    def __init__(self, message: str, *, node: str, step: int, magnitude: float) -> None:
+        super().__init__(message)
+        self.node = node
+        self.step = step
+        self.magnitude = magnitude
+
+
 class ShapeError(RebarError):
     """Sizes that must agree and do not."""
 
 
 class DeviceError(RebarError):
     """A device or back end that is missing or fails."""
+
+
+class CollectiveError(RebarError):
+    """Processes that train together did not meet, or one of them is gone."""
 
 
 class DeadlineError(RebarError):

@@ -44,6 +44,21 @@ def transformers_logits(model: PreTrainedModel, ids: NDArray[np.int32]) -> Itera
             yield model.lm_head(hidden[0, start : start + SLICE]).float().numpy()
 
 
+def transformers_embeddings(
+    path: Path, texts: list[list[int]], pooling: str
+) -> list[NDArray[np.float64]]:
+    """Vectors of length 1: mean or last of the states behind the final norm, in float32."""
+    import torch
+
+    model, found = transformers_model(path), []
+    with torch.inference_mode():
+        for ids in texts:
+            states = model.model(input_ids=torch.tensor([ids])).last_hidden_state[0]
+            vector = (states.mean(dim=0) if pooling == "mean" else states[-1]).double().numpy()
+            found.append(vector / np.linalg.norm(vector))
+    return found
+
+
 def llama_cpp_logits(path: Path, ids: NDArray[np.int32], threads: int = 1) -> Iterator[Logits]:
     """As above from llama.cpp, which keeps its own quantized kernels."""
     from llama_cpp import Llama

@@ -13,8 +13,9 @@ SURFACE = {
     "rebar": "Answer Model RebarError __version__ load",
     "rebar.hal": (
         "Activation BLOCK_POSITIONS Backend Block DeviceManager DeviceStats Domain Indices "
-        "KVFormat KVStorage Launch Limits Machine Matrix Operand Pool PoolStats Program "
-        "QuantizedRows Rows Step Vector WeightFormat aligned launches read_machine"
+        "KVFormat KVStorage Launch Limits LoraPair LoraTable Machine Matrix Operand Pool "
+        "PoolStats Program QuantizedRows Rows SharedMemory Step Vector WeightFormat aligned "
+        "launches read_machine"
     ),
     "rebar.graph": (
         "Builder CompiledGraph Cost Decoder DecoderConfig Graph MemoryEntry MemoryPlan ModelFile "
@@ -25,6 +26,11 @@ SURFACE = {
     "rebar.graph.weights": (
         "ModelFile StoredTensor TokenizerData WeightType open_model pack packed_nbytes "
         "provenance_of verify_digests write_rebar"
+    ),
+    "rebar.dataflow.data": (
+        "BatchSizer BatchStage DataOptions DataPipeline Dataset Decode Example Item MMapDataset "
+        "Marked Mask Pack Shift Stage Survey Tally TokenDataset Tokenize TrainingBatches generator "
+        "open_training samples_at write_tokens"
     ),
     "rebar.dataflow.text": "ChatTemplate TextStream Tokenizer build_vocabulary",
 }

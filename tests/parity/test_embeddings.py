@@ -1,16 +1,19 @@
-"""Embeddings beside llama.cpp's on the same file."""
+"""Embeddings beside those of llama.cpp and transformers on the same file."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 import rebar
 from tests.conftest import cache_folder
 from tests.goldens import reference
 
+Reference = Callable[[Path, list[list[int]], str], list[NDArray[np.float64]]]
 TEXTS = [
     "x",
     "The cat sleeps on the sofa.",
@@ -28,9 +31,20 @@ def test_the_vectors_of_llama_cpp_live(smollm2_path: Path, pooling: str) -> None
     0.045 (0.999) is allowed. Texts that have nothing in common lie at 0.4 to 0.7.
     """
     pytest.importorskip("llama_cpp")
-    with rebar.load(smollm2_path, cache=cache_folder(), max_context=512, kv_tokens=2048) as model:
+    compare(smollm2_path, pooling, reference.llama_cpp_embeddings)
+
+
+@pytest.mark.parity
+@pytest.mark.parametrize("pooling", ["mean", "last"])
+def test_the_vectors_of_transformers_live(smollm2_path: Path, pooling: str) -> None:
+    """In float32, where nothing is rounded to eight bits: the same bound holds."""
+    compare(smollm2_path, pooling, reference.transformers_embeddings)
+
+
+def compare(path: Path, pooling: str, theirs: Reference) -> None:
+    """Every cosine is above 0.999."""
+    with rebar.load(path, cache=cache_folder(), max_context=512, kv_tokens=2048) as model:
         ours = model.embed(TEXTS, pooling=pooling).astype(np.float64)  # type: ignore[arg-type]
         ids = [model.tokenize(text) for text in TEXTS]
-    theirs = reference.llama_cpp_embeddings(smollm2_path, ids, pooling)
-    for a, b in zip(ours, theirs, strict=True):
+    for a, b in zip(ours, theirs(path, ids, pooling), strict=True):
         assert float(a @ b) / float(np.linalg.norm(a)) > 0.999

@@ -14,9 +14,11 @@ import openai
 import pytest
 from numpy.typing import NDArray
 
-from rebar.graph.sequence import SamplingParams, Sequence
+from rebar.graph.sequence import Row, SamplingParams, Sequence
 from rebar.service.http.embeddings import WAVE
 from rebar.service.local import Model
+from rebar.service.messages import RequestPacket
+from rebar.service.router import RequestStream
 from tests.service.fakes import WIDTH, ScriptedRunner, failing, hidden_state
 from tests.service.live import NAME, Live, refused, scripted_model, scripted_service, serving
 
@@ -181,6 +183,39 @@ def test_many_texts_come_in_waves(live: Live) -> None:
     assert len(found) == len(many)
     assert (found[-1] == vectors(embed(live, many[-1]))[0]).all()
     assert live.service.measures.finished["embedding"] >= len(many)
+
+
+def test_a_request_that_was_let_in_is_not_refused_between_its_waves() -> None:
+    """The second 64 texts of a request found the queue full of others who had come meanwhile, and
+    429 came back for all of it, with half of its work done. Now they wait for room.
+    """
+    runner = ScriptedRunner()
+    runner.choose = lambda s, p: 97
+    with serving(runner, scripted_service(runner, max_waiting=2 * WAVE)) as live:
+        loop, streams = live.service._loop, list[RequestStream]()
+        assert loop is not None
+
+        def crowd(rows: list[Row]) -> None:
+            """While the first wave runs, others fill the queue."""
+            runner.before = None
+            loop.call_soon_threadsafe(fill)
+
+        def fill() -> None:
+            while live.service.has_room([other]):
+                streams.append(live.service.submit([other]))
+
+        other = RequestPacket(
+            ticket=0, request_id="other", trace_id="", prompt=[97] * 3,
+            sampling=SamplingParams(), max_tokens=60,
+        )  # fmt: skip
+        runner.before = crowd
+        texts = [f"t{i}" for i in range(WAVE + 3)]
+        found = vectors(embed(live, texts))
+        assert len(found) == len(texts)
+        assert len(streams) > WAVE, "the queue was not full"
+        assert not live.service.measures.refused["queue_full"]
+        for stream in streams:
+            loop.call_soon_threadsafe(stream.close)
 
 
 def test_one_text_that_fails_fails_the_request(live: Live) -> None:

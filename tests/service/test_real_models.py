@@ -128,7 +128,7 @@ def test_a_hostile_file_leaves_the_model_that_serves_alone(tiny: Model, tmp_path
         path = tmp_path / f"{name}.gguf"
         path.write_bytes(data)
         with pytest.raises(ModelFileError):
-            rebar.load(path, cache=tmp_path / "cache")
+            rebar.load(path, cache=str(tmp_path / "cache"))
         assert tiny.generate("hello", max_tokens=8, temperature=0.9, seed=4) == before, name
 
 

@@ -67,6 +67,16 @@ class Builder:
         self.nodes.append(nodes.Linear(out.name, w, out, x_float, x_int, bias))
         return out
 
+    def adapted(self, name: str, x: Tensor, product: Tensor, adapters: Tensor) -> Tensor:
+        """The product of x, and what the row's adapter adds to it."""
+        a = self._out(f"{name}_lora_down", nodes.LoraDown.shape(x.shape, adapters.shape))
+        out = self._out(
+            f"{name}_lora_up", nodes.LoraUp.shape(a.shape, adapters.shape, product.shape)
+        )
+        self.nodes.append(nodes.LoraDown(a.name, x, adapters, a))
+        self.nodes.append(nodes.LoraUp(out.name, a, adapters, product, out))
+        return out
+
     def rope(self, name: str, x: Tensor, table: Tensor, heads: int) -> Tensor:
         """x rotated by position."""
         out = self._out(name, nodes.Rope.shape(x.shape, table.shape, heads))
@@ -134,6 +144,12 @@ class Builder:
         """x bounded to (-cap, cap)."""
         out = self._out("softcap", nodes.Softcap.shape(x.shape))
         self.nodes.append(nodes.Softcap(out.name, x, out, cap))
+        return out
+
+    def cross_entropy(self, logits: Tensor, targets: Tensor) -> Tensor:
+        """The loss of each row."""
+        out = self._out("loss", nodes.CrossEntropy.shape(logits.shape))
+        self.nodes.append(nodes.CrossEntropy(out.name, logits, targets, out))
         return out
 
     def graph(self, *outputs: Tensor) -> Graph:

@@ -4,7 +4,8 @@ the order of a sum would not be made.
 - Quantize at the producer: a norm, gated activation or attention that feeds a Quantize writes the
   int8 rows itself.
 - Rotation at the cache: what rotates q and k and stores k and v is one launch.
-- Residual in the product: a Linear whose only reader adds it to something adds it itself.
+- Residual in the product: a Linear, or what an adapter makes of it, whose only reader adds it to
+  something adds it itself.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from dataclasses import replace
 
 from rebar.graph.graph import Graph
 from rebar.graph.node import Node
-from rebar.graph.nodes import Add, Gated, Linear, Quantize, RmsNorm
+from rebar.graph.nodes import Add, Gated, Linear, LoraUp, Quantize, RmsNorm
 from rebar.graph.nodes_attention import Append, Attention, Rope, RopeAppend
 from rebar.graph.tensor import Tensor
 
@@ -81,8 +82,8 @@ def can_quantize(producer: Node | None, x: Tensor) -> bool:
 
 
 def fuse_residual(graph: Graph) -> Graph:
-    """Turns Add(a, Linear(...)) into a Linear with a residual when nobody else reads the
-    product.
+    """Turns Add(a, Linear(...)) into a Linear with a residual when nobody else reads the product;
+    LoraUp likewise.
     """
     readers = readers_of(graph)
     gone: set[Node] = set()
@@ -93,7 +94,7 @@ def fuse_residual(graph: Graph) -> Graph:
         for product, other in ((node.b, node.a), (node.a, node.b)):
             linear = graph.producer.get(product)
             if (
-                isinstance(linear, Linear)
+                isinstance(linear, Linear | LoraUp)
                 and linear.residual is None
                 and readers[product] == 1
                 and linear not in gone

@@ -50,6 +50,7 @@ class Sequence:
     places are sampled as if they were right; those after a wrong one mean nothing.
     allowed: which ids may be sampled, (at least 1 + guesses, words): row i is for the id at
     total + i, bit id % 32 of word id // 32; None: every id.
+    adapter: the slot of the adapter that all of it is computed with, -1 for none.
     """
 
     tokens: NDArray[np.int32]
@@ -60,6 +61,7 @@ class Sequence:
     blocks: list[int] = field(default_factory=list)
     allowed: NDArray[np.int32] | None = None
     guesses: int = 0
+    adapter: int = -1
     prepared: object = None  # `sampling` as the sampler that answers it takes it (sampling.py)
 
     @classmethod

@@ -259,5 +259,78 @@ class KVStorage:
         return elements.reshape(self.blocks, self.kv_heads, *shape)
 
 
+@dataclass(frozen=True, slots=True)
+class LoraPair:
+    """What an adapter adds to a product, or a part of one: scale * b a; a (rank, k), b (n, rank),
+    both F32.
+    """
+
+    a: Matrix
+    b: Matrix
+    scale: float
+
+    def __post_init__(self) -> None:
+        if self.a.n != self.b.k or {self.a.format, self.b.format} != {WeightFormat.F32}:
+            raise ShapeError(
+                f"an adapter's matrices are F32 (rank, k) and (n, rank), not {self.a.format.name} "
+                f"({self.a.n}, {self.a.k}) and {self.b.format.name} ({self.b.n}, {self.b.k})"
+            )
+
+    @property
+    def rank(self) -> int:
+        """Inputs of b, outputs of a."""
+        return self.a.n
+
+
+_LORA_SLOT = np.dtype(
+    [("a", np.uint64), ("b", np.uint64), ("rank", np.int32), ("scale", np.float32)]
+)
+
+
+class LoraTable:
+    """Which adapters there are for one product of k inputs, whose outputs are split into parts of
+    `widths` columns: rb_lora_slot [slot][part]. Launches read it when they run; whoever changes it
+    does so between steps. rank: of the largest pair that can be put in.
+    """
+
+    def __init__(self, slots: int, k: int, widths: tuple[int, ...], rank: int) -> None:
+        if slots < 1 or rank < 1 or not 1 <= len(widths) <= LORA_PARTS:
+            raise ShapeError(
+                f"{slots} adapters of rank {rank} for a product of {len(widths)} parts"
+            )
+        self.k, self.widths, self.rank = k, widths, rank
+        self._pairs: list[list[LoraPair | None]] = [[None] * len(widths) for _ in range(slots)]
+        self._data = np.zeros((slots, len(widths)), dtype=_LORA_SLOT)
+
+    @property
+    def slots(self) -> int:
+        """Adapters there is room for."""
+        return len(self._pairs)
+
+    @property
+    def address(self) -> int:
+        """Address of the first entry."""
+        return int(self._data.ctypes.data)
+
+    def pair(self, slot: int, part: int) -> LoraPair | None:
+        """What the slot holds for a part."""
+        return self._pairs[slot][part]
+
+    def put(self, slot: int, part: int, pair: LoraPair | None) -> None:
+        """Changes an entry; ShapeError for a pair of another size."""
+        if pair is None:
+            self._data[slot, part] = (0, 0, 0, 0.0)
+        else:
+            sizes = pair.a.k, pair.b.n
+            if sizes != (self.k, self.widths[part]) or pair.rank > self.rank:
+                raise ShapeError(
+                    f"an adapter of rank {pair.rank} for {sizes[0]} inputs and {sizes[1]} outputs; "
+                    f"here are {self.k} and {self.widths[part]}, rank {self.rank} at most"
+                )
+            self._data[slot, part] = pair.a.address, pair.b.address, pair.rank, pair.scale
+        self._pairs[slot][part] = pair
+
+
+LORA_PARTS = 3  # RB_LORA_PARTS of native/rebar.h
 BLOCK_POSITIONS = 16  # one vector of scores: 16 f32 lanes
-Operand = Rows | QuantizedRows | Matrix | Vector | Indices | KVStorage
+Operand = Rows | QuantizedRows | Matrix | Vector | Indices | KVStorage | LoraTable

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from functools import singledispatchmethod
+from itertools import accumulate
 
 from rebar import _native
 from rebar.errors import DeviceError
 from rebar.hal import launches as la
+from rebar.hal import launches_lora
 from rebar.hal.arrays import Matrix, QuantizedRows, Rows, Vector
 from rebar.hal.backend import Limits, Program, Step, check
+from rebar.hal.cpu_backward import record
 
 ISAS = ("scalar", "avx2", "avx512", "neon")  # rb_isa of native/rebar.h
 
@@ -79,6 +82,7 @@ class CpuProgram:
             vocab=limits.vocab,
             positions=limits.positions,
             blocks=limits.blocks,
+            adapters=limits.adapters,
         )
 
     def add(self, launch: la.Launch) -> None:
@@ -104,7 +108,7 @@ class CpuProgram:
 
     @singledispatchmethod
     def _record(self, launch: la.Launch) -> None:
-        raise DeviceError(f"the cpu back end has no kernel for {type(launch).__name__}")
+        record(launch, self._native)
 
     @_record.register
     def _(self, op: la.Embed) -> None:
@@ -282,4 +286,36 @@ class CpuProgram:
             n=op.y.width,
             domain=int(op.domain),
             cap=op.cap,
+        )
+
+    @_record.register
+    def _(self, op: launches_lora.LoraDown) -> None:
+        adapters = op.adapters
+        self._native.lora_down(
+            slots=adapters.address,
+            x=op.x.address,
+            a=op.a.address,
+            x_stride=op.x.stride,
+            a_stride=op.a.stride,
+            k=adapters.k,
+            parts=len(adapters.widths),
+            rank=adapters.rank,
+            domain=int(op.domain),
+        )
+
+    @_record.register
+    def _(self, op: launches_lora.LoraUp) -> None:
+        self._native.lora_up(
+            slots=op.adapters.address,
+            a=op.a.address,
+            x=op.x.address,
+            residual=_address(op.residual),
+            y=op.y.address,
+            a_stride=op.a.stride,
+            x_stride=op.x.stride,
+            residual_stride=op.residual.stride if op.residual is not None else 0,
+            y_stride=op.y.stride,
+            rank=op.adapters.rank,
+            domain=int(op.domain),
+            ends=list(accumulate(op.adapters.widths)),
         )

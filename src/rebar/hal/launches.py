@@ -7,33 +7,15 @@ here has been checked.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import IntEnum
 
 from rebar import _native
 from rebar.errors import ShapeError
 from rebar.hal.arrays import BLOCK_POSITIONS, KVStorage, Matrix, QuantizedRows, Rows, Vector
-
-
-class Domain(IntEnum):
-    """rb_domain of native/rebar.h."""
-
-    ROWS = 0
-    LOGIT_ROWS = 1
-
-
-class Activation(IntEnum):
-    """Activations of a gated MLP."""
-
-    SILU = 0
-    GELU_TANH = 1
-
-
-def same(launch: str, name: str, *sizes: int | None) -> int:
-    """The one value of all given sizes; ShapeError naming the launch and the size otherwise."""
-    given = [size for size in sizes if size is not None]
-    if any(size != given[0] for size in given):
-        raise ShapeError(f"{launch}: {name} differs: {', '.join(map(str, given))}")
-    return given[0]
+from rebar.hal.launch_rules import Activation as Activation
+from rebar.hal.launch_rules import Domain as Domain
+from rebar.hal.launch_rules import same as same
+from rebar.hal.launches_backward import BackwardLaunch
+from rebar.hal.launches_lora import LoraLaunch
 
 
 @dataclass(frozen=True, slots=True)
@@ -302,4 +284,6 @@ Launch = (
     | Add
     | Select
     | Softcap
+    | LoraLaunch
+    | BackwardLaunch
 )

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from rebar.errors import ShapeError
 from rebar.hal.arrays import Indices, KVStorage, Matrix, Rows, Vector, WeightFormat
-from rebar.hal.launches import Activation, Domain, same
+from rebar.hal.launch_rules import Activation, Domain, same
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +82,17 @@ class AddInto:
     def check(self) -> None:
         """Shape rule."""
         same("add_into", "width", self.x.width, self.y.width)
+
+
+@dataclass(frozen=True, slots=True)
+class Zero:
+    """y = 0: how the owner of a gradient that lies in an arena begins it, in the program itself."""
+
+    y: Rows
+    domain: Domain = Domain.ROWS
+
+    def check(self) -> None:
+        """Any rows will do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -299,11 +310,13 @@ class Sgd:
         same("sgd", "hyper", self.hyper.n, 4)
 
 
+FlatLaunch = SquareSums | AdamW | Sgd  # over flat memory, whatever rows the step has
 BackwardLaunch = (
     MatmulInputGradient
     | MatmulWeightGradient
     | SumRows
     | AddInto
+    | Zero
     | EmbedGradient
     | RmsNormGradient
     | RopeGradient
@@ -313,7 +326,5 @@ BackwardLaunch = (
     | SoftcapGradient
     | CrossEntropy
     | CrossEntropyGradient
-    | SquareSums
-    | AdamW
-    | Sgd
+    | FlatLaunch
 )

@@ -24,7 +24,7 @@ def load(
     max_context: int | None = None,
     kv_tokens: int | None = None,
     kv: KVName = "f16",
-    cache: Path | None = None,
+    cache: str | Path | None = None,
     hub: str = DEFAULT_HUB,
     speculation: int = MAX_GUESSES,
     offline: bool = False,
@@ -46,7 +46,7 @@ def load(
 
     Raises ModelNameError, DownloadError, ModelFileError, MemoryBudgetError, ContextLengthError.
     """
-    place = cache or Path.home() / ".cache" / "rebar"
+    place = Path(cache) if cache else Path.home() / ".cache" / "rebar"
     file = open_converted(str(name), place, hub=hub, progress=progress, offline=offline)
     options = RunnerOptions(
         threads=threads, memory=memory, max_context=max_context, kv_tokens=kv_tokens, kv=kv

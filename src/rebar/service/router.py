@@ -255,10 +255,21 @@ class ModelService:
                 log.exception("a measurement failed; requests go on, /metrics may be wrong")
             self._booking_failed = True
 
-    def _refuse_overload(self, packets: list[RequestPacket]) -> None:
-        tokens = sum(len(packet.prompt) for packet in packets)
+    def has_room(self, packets: list[RequestPacket]) -> bool:
+        """Whether `submit` would take them now."""
         try:
-            self.admission.check(len(packets), tokens, packets[0].priority, self._clock())
+            self._check_room(packets)
+        except OverloadedError:
+            return False
+        return True
+
+    def _check_room(self, packets: list[RequestPacket]) -> None:
+        tokens = sum(len(packet.prompt) for packet in packets)
+        self.admission.check(len(packets), tokens, packets[0].priority, self._clock())
+
+    def _refuse_overload(self, packets: list[RequestPacket]) -> None:
+        try:
+            self._check_room(packets)
         except OverloadedError:
             self.measures.refused["queue_full"] += len(packets)
             raise

@@ -22,11 +22,10 @@ class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
     include_obfuscation: bool | None = None
 
 
-class SamplingBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """What chat and plain completions have in common."""
+class CommonBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """What every way to ask for text has in common."""
 
     model: str | None = None
-    max_tokens: int | None = None
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
@@ -36,10 +35,25 @@ class SamplingBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     presence_penalty: float | None = None
     logit_bias: dict[str, float] | None = None
     seed: int | None = None
-    n: int | None = None
     stop: str | list[str] | None = None
-    stop_token_ids: list[int] | None = None
     ignore_eos: bool | None = None
+    stream: bool | None = None
+    priority: int | None = None
+    # Accepted and without effect here: they describe the caller or its bill, not the answer.
+    user: str | None = None
+    store: bool | None = None
+    service_tier: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    prompt_cache_retention: str | None = None
+
+
+class SamplingBody(CommonBody, kw_only=True, forbid_unknown_fields=True):
+    """What chat and plain completions have in common."""
+
+    max_tokens: int | None = None
+    n: int | None = None
+    stop_token_ids: list[int] | None = None
     # The form of the answer: OpenAI's way, and vLLM's two (structured.py).
     response_format: dict[str, Any] | None = None
     structured_outputs: dict[str, Any] | None = None
@@ -47,18 +61,9 @@ class SamplingBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     guided_regex: str | None = None
     guided_choice: list[str] | None = None
     guided_grammar: str | None = None
-    stream: bool | None = None
     stream_options: StreamOptions | None = None
-    priority: int | None = None
     explain: bool | None = None
-    # Accepted and without effect here: they describe the caller or its bill, not the answer.
-    user: str | None = None
-    metadata: Any = None
-    store: bool | None = None
-    service_tier: str | None = None
-    safety_identifier: str | None = None
-    prompt_cache_key: str | None = None
-    prompt_cache_retention: str | None = None
+    metadata: Any = None  # of the caller, without effect
 
     harmless: ClassVar[dict[str, tuple[Any, ...]]] = {}
     """Per unsupported field, the values that ask for nothing."""

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 import msgspec
 
-from rebar.service.wire import Unsupported
+from rebar.service.wire import CommonBody, Unsupported
 
 
 class InputPart(msgspec.Struct):
@@ -53,40 +53,18 @@ class StreamConfig(msgspec.Struct, forbid_unknown_fields=True):
     include_obfuscation: bool | None = None
 
 
-class ResponsesBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+class ResponsesBody(CommonBody, kw_only=True, forbid_unknown_fields=True):
     """POST /v1/responses. Nothing is stored: a conversation comes whole with each request."""
 
     input: str | list[InputItem]
-    model: str | None = None
     instructions: str | None = None
     max_output_tokens: int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    stream: bool | None = None
     stream_options: StreamConfig | None = None
     text: TextConfig | None = None
     tools: list[ResponseTool] | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
-    # Of ours, as in chat.
-    seed: int | None = None
-    stop: str | list[str] | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    repetition_penalty: float | None = None
-    frequency_penalty: float | None = None
-    presence_penalty: float | None = None
-    logit_bias: dict[str, float] | None = None
-    ignore_eos: bool | None = None
-    priority: int | None = None
-    # Accepted and without effect here: they describe the caller or its bill, not the answer.
-    user: str | None = None
-    metadata: dict[str, str] | None = None
-    service_tier: str | None = None
-    safety_identifier: str | None = None
-    prompt_cache_key: str | None = None
-    prompt_cache_retention: str | None = None
-    store: bool | None = None
+    metadata: dict[str, str] | None = None  # of the caller, without effect
     background: Unsupported = None
     context_management: Unsupported = None
     conversation: Unsupported = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 from typing import Literal
 
@@ -22,6 +23,8 @@ from rebar.service.wire import EmbeddingBody
 
 WAVE = 64
 """Texts of one request that are queued at a time: a request of 2,048 leaves room for others."""
+ROOM_SECONDS = 0.05
+"""A request that was let in asks so often whether there is room for its next texts."""
 
 
 class EmbeddingUsage(msgspec.Struct):
@@ -83,8 +86,19 @@ class EmbeddingRoutes:
         wave = min(WAVE, service.model.limits.max_open)
         vectors: list[bytes] = []
         for begin in range(0, len(packets), wave):
-            vectors += await _wave(service, packets[begin : begin + wave], started)
+            texts = packets[begin : begin + wave]
+            if begin:
+                await _room(service, texts)
+            vectors += await _wave(service, texts, started)
         return vectors
+
+
+async def _room(service: ModelService, packets: list[RequestPacket]) -> None:
+    """Waits for it: a request that was let in is not refused with half of its work done. Ends when
+    its client leaves.
+    """
+    while not service.has_room(packets):
+        await asyncio.sleep(ROOM_SECONDS)
 
 
 async def _wave(service: ModelService, packets: list[RequestPacket], started: float) -> list[bytes]:

@@ -1,0 +1,182 @@
+"""Several processes that add numbers together: what data-parallel training stands on.
+
+The law: a sum runs over ranks in ascending order, element by element, and every rank computes it
+from the same bytes, so that all ranks hold the same bits and a run can be repeated. The collective
+library torch.distributed, with gloo, carries the bytes (`pip install torch`); nothing else of torch
+is used, and only a group of several ranks imports it.
+
+A rank that ends or says nothing for the time-out ends the call of every other one with
+CollectiveError. No rank waits for ever.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import timedelta
+from types import ModuleType
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rebar.errors import CollectiveError, InputError
+
+PIECE = 1 << 20
+"""Floats that are exchanged at a time: each rank holds a copy of everybody's, 4 MiB a rank."""
+DEFAULT_TIMEOUT = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Which process of how many, and where the first one listens."""
+
+    rank: int = 0
+    size: int = 1
+    host: str = "127.0.0.1"
+    port: int = 29500
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.rank < self.size:
+            raise InputError(
+                f"rank {self.rank} of {self.size} does not exist. Set RANK and WORLD_SIZE as "
+                "torchrun does: 0 to WORLD_SIZE - 1."
+            )
+
+
+class Collective(Protocol):
+    """What ranks do together. Every rank makes the same calls in the same order."""
+
+    @property
+    def rank(self) -> int:
+        """Which one this is."""
+
+    @property
+    def size(self) -> int:
+        """How many there are."""
+
+    def add(self, values: NDArray[np.float32]) -> None:
+        """Replaces values (n,) by their sum over all ranks."""
+
+    def gather(self, value: float) -> list[float]:
+        """The number of every rank, in their order. Whole numbers up to 2^53 arrive as they are."""
+
+    def gather_text(self, text: str) -> list[str]:
+        """The text of every rank, in their order."""
+
+    def close(self) -> None:
+        """Leaves the group."""
+
+
+class Alone:
+    """A group of one."""
+
+    rank, size = 0, 1
+
+    def add(self, values: NDArray[np.float32]) -> None:
+        """One rank's sum is its own."""
+
+    def gather(self, value: float) -> list[float]:
+        """One number."""
+        return [value]
+
+    def gather_text(self, text: str) -> list[str]:
+        """One text."""
+        return [text]
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+class Gloo:
+    """A group of several processes, on one machine or many."""
+
+    def __init__(self, place: Place, timeout: float = DEFAULT_TIMEOUT) -> None:
+        self.rank, self.size = place.rank, place.size
+        self._timeout = timeout
+        self._torch = _import()
+        address = f"tcp://{place.host}:{place.port}"
+        try:
+            self._torch.distributed.init_process_group(
+                "gloo", init_method=address, rank=place.rank, world_size=place.size,
+                timeout=timedelta(seconds=timeout),
+            )  # fmt: skip
+        except (RuntimeError, ValueError) as error:
+            raise CollectiveError(
+                f"rank {self.rank}: the {self.size} ranks did not meet at {address} within "
+                f"{timeout:g} s ({_first_line(error)}). Start them all with the same MASTER_ADDR, "
+                "MASTER_PORT and WORLD_SIZE."
+            ) from error
+
+    def add(self, values: NDArray[np.float32]) -> None:
+        """In pieces, each rank adding everybody's in their order."""
+        flat = values.reshape(-1)
+        if not np.shares_memory(flat, values):
+            raise InputError("a sum over ranks is written in place: pass a contiguous array.")
+        room = np.empty((self.size, min(PIECE, max(flat.size, 1))), np.float32)
+        for begin in range(0, flat.size, PIECE):
+            piece = flat[begin : begin + PIECE]
+            parts = room[:, : piece.size]
+            self._all(parts, piece)
+            piece[:] = parts[0]
+            for part in parts[1:]:
+                piece += part
+
+    def gather(self, value: float) -> list[float]:
+        """By the same exchange."""
+        found = np.empty((self.size, 1), np.float64)
+        self._all(found, np.array([value], np.float64))
+        return [float(number) for number in found[:, 0]]
+
+    def gather_text(self, text: str) -> list[str]:
+        """Their lengths, then all of them as bytes of the longest."""
+        mine = np.frombuffer(text.encode(), np.uint8)
+        lengths = [int(number) for number in self.gather(mine.size)]
+        found = np.zeros((self.size, max(*lengths, 1)), np.uint8)
+        padded = np.zeros(found.shape[1], np.uint8)
+        padded[: mine.size] = mine
+        self._all(found, padded)
+        pairs = zip(found, lengths, strict=True)
+        return [row[:length].tobytes().decode() for row, length in pairs]
+
+    def _all(self, parts: NDArray[np.generic], mine: NDArray[np.generic]) -> None:
+        """parts[r] becomes what rank r brought."""
+        torch = self._torch
+        try:
+            into = [torch.from_numpy(part) for part in parts]
+            torch.distributed.all_gather(into, torch.from_numpy(mine))
+        except RuntimeError as error:
+            self.close()  # threads of a group that is left open abort the process when it ends
+            raise CollectiveError(
+                f"rank {self.rank}: another of the {self.size} ranks ended, or said nothing for "
+                f"{self._timeout:g} s ({_first_line(error)}). See what its log says, and start all "
+                "of them again with --resume."
+            ) from error
+
+    def close(self) -> None:
+        """Leaves the group; what others still wait for fails there."""
+        if self._torch.distributed.is_initialized():
+            self._torch.distributed.destroy_process_group()
+
+
+def join(place: Place, timeout: float = DEFAULT_TIMEOUT) -> Collective:
+    """The group of `place`; nothing is imported for a group of one."""
+    return Alone() if place.size == 1 else Gloo(place, timeout)
+
+
+def _import() -> ModuleType:
+    try:
+        import torch
+        import torch.distributed
+    except ImportError as error:
+        raise CollectiveError(
+            "more than one rank needs torch.distributed. Install it: pip install torch, or train "
+            "with one process (WORLD_SIZE 1)."
+        ) from error
+    if not torch.distributed.is_available() or not torch.distributed.is_gloo_available():
+        raise CollectiveError("this torch was built without gloo. Install the one of PyPI.")
+    module: ModuleType = torch
+    return module
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().split("\n", 1)[0][:200] or type(error).__name__
