@@ -314,12 +314,13 @@ class InferenceEngine:
             return answer
         for i, sampled in enumerate(answer):
             wrong = self._fault(row, sampled)
+            if wrong is None:
+                continue
             # What only a guess led to is asked again, should it be needed, where it stands alone.
-            if wrong is not None and i >= len(answer) - generation.sequence.guesses:
-                answer = answer[:i]
-                break
-            if wrong is not None:
+            if i < len(answer) - generation.sequence.guesses:
                 return wrong
+            answer = answer[:i]
+            break
         try:
             return generation.take(row, answer)
         except Exception as error:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -61,6 +62,7 @@ class RequestStream:
         self._index = {packet.ticket: packet.index for packet in packets}
         self._arrived: dict[int, Delta] = {}
         self._waiter: asyncio.Future[None] | None = None
+        self._pass_on: Callable[[Delta], bool] | None = None
         self.timer: asyncio.TimerHandle | None = None  # its end, when it lasts too long
 
     @property
@@ -81,8 +83,23 @@ class RequestStream:
         arrived, self._arrived = self._arrived, {}
         return list(arrived.values())
 
+    def pass_on(self, take: Callable[[Delta], bool]) -> None:
+        """From now on `take` gets deltas as they come, without a turn of the loop and a task in
+        between: while the reader waits in next(), and but for the last ones. One it says False to
+        is for the reader. What it raises next() raises.
+        """
+        self._pass_on = take
+
     def put(self, delta: Delta) -> None:
         """Called by the router."""
+        waiter = self._waiter if self._waiter is not None and not self._waiter.done() else None
+        if waiter is not None and self._pass_on is not None and not delta.last:
+            try:
+                if self._pass_on(delta):
+                    return
+            except Exception as error:
+                waiter.set_exception(error)
+                return
         before = self._arrived.get(delta.ticket)
         if before is None:
             self._arrived[delta.ticket] = delta
@@ -90,8 +107,8 @@ class RequestStream:
             before.join(delta)
         if delta.last:
             self._open.discard(delta.ticket)
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
+        if waiter is not None:
+            waiter.set_result(None)
 
     def close(self) -> None:
         """Gives up what is not finished. Harmless when all is."""
@@ -134,6 +151,7 @@ class ModelService:
         self._tickets = itertools.count(1)
         self._last_report = clock()
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread = 0  # the loop's
 
     @property
     def open(self) -> int:
@@ -185,6 +203,7 @@ class ModelService:
     def start(self) -> None:
         """Starts the worker; deltas arrive in the running loop."""
         self._loop = asyncio.get_running_loop()
+        self._thread = threading.get_ident()
         self._last_report = self._clock()
         self.worker.give(self.adapters.orders())
         self.worker.start()
@@ -288,9 +307,12 @@ class ModelService:
         self._cancel(tickets)
 
     def _report(self, report: StepReport) -> None:
-        """In the worker's thread."""
+        """In the worker's thread, or in the loop: then without another turn of it."""
         loop = self._loop
         if loop is None or loop.is_closed():
+            return
+        if threading.get_ident() == self._thread:
+            self._deliver(report)
             return
         try:
             loop.call_soon_threadsafe(self._deliver, report)
@@ -298,6 +320,7 @@ class ModelService:
             return  # the loop closed in between: nobody is left to tell
 
     def _deliver(self, report: StepReport) -> None:
+        """In the loop."""
         self.stats = report.stats
         self._last_report = self._clock()
         if report.adapters:

@@ -168,6 +168,8 @@ class Scheduler:
             return
         size = self.pool.block_size
         first, end = row.first // size, generation.sequence.computed // size
+        if first == end:
+            return
         digests = self._chains[generation].digests(first, end)
         for block, digest in zip(generation.sequence.blocks[first:end], digests, strict=True):
             self.pool.publish(block, digest)

@@ -56,6 +56,7 @@ their cause. Three were too few: on a busy machine kills from outside, three a s
 choice three times before it could say anything. Eight cost a real cause three seconds of restarts,
 while the others, who have fewer strikes, are served first."""
 MAX_PAUSE_SECONDS = 30.0
+NO_STATS = EngineStats()
 COUNTERS = (
     "steps",
     "step_seconds",
@@ -114,7 +115,7 @@ class EngineSupervisor:
         self._report = report
         self._process: EngineProcess | None = first
         self._open: dict[int, Told] = {}
-        self._past = EngineStats()  # counters of the processes that ended
+        self._past = NO_STATS  # counters of the processes that ended
         self._past_cpu = 0.0
         self._stats = first.ready.stats
         self._succession = Succession(first.kept)
@@ -268,6 +269,8 @@ class EngineSupervisor:
 
     def _total(self, stats: EngineStats) -> EngineStats:
         """Counters over all processes: they only grow."""
+        if self._past is NO_STATS:
+            return stats
         sums = {name: getattr(stats, name) + getattr(self._past, name) for name in COUNTERS}
         return msgspec.structs.replace(stats, **sums)
 
