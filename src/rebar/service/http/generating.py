@@ -110,8 +110,8 @@ class Generating:
 
         def validate() -> tuple[Exchange, ModelService, Job]:
             exchange = kind.read(raw)
-            service = self._router.route(exchange.model)
-            return exchange, service, exchange.job(service.validator, caller)
+            route = self._router.route(exchange.model)
+            return exchange, route.service, exchange.job(route.validator, caller)
 
         exchange, service, job = await self._off_loop.run(len(raw), validate)
         if job.grammar:
