@@ -137,7 +137,7 @@ class Scheduler:
                 code="context_length_exceeded",
             )
         packet = generation.packet
-        root = root_of(self._model, packet.tenant)
+        root = root_of(self._model, packet.tenant, packet.adapter)
         self._chains[generation] = PrefixChain(generation.sequence, root, self.pool.block_size)
         if packet.deadline is not None:
             self._timed[generation] = packet.deadline

@@ -23,7 +23,8 @@ from rebar.service.http.reading import read_body, until_disconnect
 from rebar.service.http.sse import events
 from rebar.service.http.urgency import with_urgency
 from rebar.service.messages import Delta
-from rebar.service.router import ModelService, RequestStream, ServiceRouter
+from rebar.service.request_stream import RequestStream
+from rebar.service.router import ModelService, ServiceRouter
 from rebar.service.validator import Job
 
 SCORE_BYTES = 64
@@ -110,8 +111,8 @@ class Generating:
 
         def validate() -> tuple[Exchange, ModelService, Job]:
             exchange = kind.read(raw)
-            service = self._router.route(exchange.model)
-            return exchange, service, exchange.job(service.validator, caller)
+            route = self._router.route(exchange.model)
+            return exchange, route.service, exchange.job(route.validator, caller)
 
         exchange, service, job = await self._off_loop.run(len(raw), validate)
         if job.grammar:
