@@ -15,7 +15,7 @@ from rebar.graph.sequence import SamplingParams
 from rebar.service.frames import FrameReader, frame, receive
 from rebar.service.http.connection import DirectBody
 from rebar.service.messages import Delta, RequestPacket
-from rebar.service.router import RequestStream
+from rebar.service.request_stream import RequestStream
 from tests.service.live import Live, events_of
 
 PACKET = RequestPacket(1, "r", "t", [1, 2], SamplingParams(), 8)
