@@ -6,6 +6,7 @@ add_executable(
   native/tests/reference.cpp
   native/tests/test_attention.cpp
   native/tests/test_cache.cpp
+  native/tests/test_image.cpp
   native/tests/test_lora.cpp
   native/tests/test_math.cpp
   native/tests/test_matmul.cpp
@@ -16,7 +17,7 @@ add_executable(
 )
 target_link_libraries(rebar_kernel_tests PRIVATE rebar_core)
 target_compile_options(rebar_kernel_tests PRIVATE -Wall -Wextra -Werror -ffp-contract=off -fno-math-errno)
-foreach(area attention cache lora math matmul pack pool probe rows)
+foreach(area attention cache image lora math matmul pack pool probe rows)
   add_test(NAME kernels_${area} COMMAND rebar_kernel_tests ${area})
 endforeach()
 
