@@ -1,0 +1,38 @@
+"""Pixels as a network reads them: the one way for training and for serving."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rebar.errors import InputError
+
+F32 = NDArray[np.float32]
+Pixels = NDArray[np.uint8] | NDArray[np.float32]
+
+
+def with_channels(pixels: Pixels, channels: int) -> Pixels:
+    """(height, width, channels). Colours become gray by ITU-R 601's weights, rounded, and gray
+    stands in all three colours.
+    """
+    if pixels.shape[-1] == channels:
+        return pixels
+    if channels == 3:
+        return np.repeat(pixels, 3, axis=-1)
+    luma = pixels.astype(np.float64) @ np.array([0.299, 0.587, 0.114])
+    return np.rint(luma).astype(pixels.dtype)[..., None]
+
+
+def normalized(pixels: Pixels) -> F32:
+    """0 .. 255 to -1 .. 1, one float32 division and difference an element."""
+    return pixels.astype(np.float32) / np.float32(127.5) - np.float32(1.0)
+
+
+def check_size(height: int, width: int, due: tuple[int, int]) -> None:
+    """InputError for an image of another size than the model takes."""
+    if (height, width) != due:
+        raise InputError(
+            f"The image has {height} rows of {width} pixels, the model takes {due[0]} of {due[1]}. "
+            "Scale it before you send it.",
+            code="invalid_image",
+        )
