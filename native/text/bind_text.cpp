@@ -75,6 +75,30 @@ class BoundTokenizer {
     return to_list(ids);
   }
 
+  // Ids of many texts in one array: (int32 ids, uint64 end of each text), as bytes. before and after: an id around each text.
+  nb::tuple encode_many(nb::list texts, bool special, std::optional<uint32_t> before,
+                        std::optional<uint32_t> after) const {
+    std::vector<nb::object> kept;  // another thread may change the list meanwhile
+    std::vector<std::string_view> all;
+    for (nb::handle item : texts) {
+      kept.push_back(nb::borrow(item));
+      all.push_back(utf8(nb::cast<nb::str>(item)));
+    }
+    std::vector<uint32_t> ids;
+    std::vector<uint64_t> ends;
+    {
+      nb::gil_scoped_release release;
+      for (std::string_view text : all) {
+        if (before) ids.push_back(*before);
+        tokenizer_.encode(text, special, ids);
+        if (after) ids.push_back(*after);
+        ends.push_back(ids.size());
+      }
+    }
+    return nb::make_tuple(nb::bytes(reinterpret_cast<const char*>(ids.data()), ids.size() * sizeof(uint32_t)),
+                          nb::bytes(reinterpret_cast<const char*>(ends.data()), ends.size() * sizeof(uint64_t)));
+  }
+
   nb::list split(nb::str text, bool special) const {
     const std::string_view bytes = utf8(text);
     std::vector<Stretch> all;
@@ -185,6 +209,9 @@ void bind_text(nb::module_& m) {
            nb::sig("def encode(self, text: str, special: bool) -> list[int]"))
       .def("encode_ordinary", &B::encode_ordinary, "text"_a, "first"_a,
            nb::sig("def encode_ordinary(self, text: str, first: bool) -> list[int]"))
+      .def("encode_many", &B::encode_many, "texts"_a, "special"_a, "before"_a.none(), "after"_a.none(),
+           nb::sig("def encode_many(self, texts: list[str], special: bool, before: int | None, after: int | None) -> "
+                   "tuple[bytes, bytes]"))
       .def("split", &B::split, "text"_a, "special"_a,
            nb::sig("def split(self, text: str, special: bool) -> list[str | int]"))
       .def("decode", &B::decode, "ids"_a, "skip_special"_a,

@@ -8,6 +8,7 @@ RebarError
 │   ├── MissingFileError      no such file, or not of the kind that is due
 │   ├── CorruptFileError      lengths, offsets, numbers or digests that contradict the file
 │   └── UnsupportedModelError sound, but of an architecture, type or version not known here
+├── DataError             a data set, or a record of one, that cannot be read
 ├── DownloadError         a model that could not be fetched
 ├── MemoryBudgetError     a pool or plan that does not fit its budget
 │   └── KVCacheFullError      no free KV block
@@ -57,6 +58,12 @@ class CorruptFileError(ModelFileError):
 
 class UnsupportedModelError(ModelFileError):
     """A sound file of an architecture, type or version that this release does not know."""
+
+
+class DataError(RebarError):
+    """A data set, or a record of one, that cannot be read. The message begins with the file, and
+    with the line where one is to blame (the first is 1).
+    """
 
 
 class DownloadError(RebarError):

@@ -79,6 +79,7 @@ class Call:
     sequences: list[tuple[int, int, list[int]]] = field(default_factory=lambda: [(0, 4, [0])])
     ids: list[int] | None = None
     logit_index: list[int] = field(default_factory=list)
+    adapters: list[int] = field(default_factory=list)
 
     @property
     def rows(self) -> int:
@@ -88,7 +89,13 @@ class Call:
     def limits(self, vocab: int = 64, blocks: int = 16, positions: int = 256) -> Limits:
         """Limits that just hold this call."""
         return Limits(
-            self.rows, max(len(self.logit_index), 1), len(self.sequences), vocab, positions, blocks
+            self.rows,
+            max(len(self.logit_index), 1),
+            len(self.sequences),
+            vocab,
+            positions,
+            blocks,
+            max(self.adapters, default=-1) + 1,
         )
 
     def step(self, stride: int = 16) -> Step:
@@ -103,6 +110,7 @@ class Call:
             step.tables[i, : len(blocks)] = blocks
             at += count
         step.logit_index[: step.logit_rows] = self.logit_index
+        step.adapters[: len(self.adapters)] = self.adapters
         return step
 
 

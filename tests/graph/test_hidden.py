@@ -102,7 +102,7 @@ def test_what_is_no_number_is_an_error_of_its_own_position(
 
     def poison(*given: Any) -> None:
         real(*given)
-        runner._hidden[3, 5] = np.nan
+        runner._pass.hidden[3, 5] = np.nan
 
     monkeypatch.setattr(runner, "_run", poison)
     bad = runner.step([Row(s, 0, 8, range(8), hidden=True)])[0]

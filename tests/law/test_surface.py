@@ -14,8 +14,8 @@ SURFACE = {
     "rebar.hal": (
         "Activation BLOCK_POSITIONS Backend Block DeviceManager DeviceStats Domain Indices "
         "KVFormat KVStorage Launch Limits LoraPair LoraTable Machine Matrix Operand Pool "
-        "PoolStats Program QuantizedRows Rows Step Vector WeightFormat aligned launches "
-        "read_machine"
+        "PoolStats Program QuantizedRows Rows SharedMemory Step Vector WeightFormat aligned "
+        "launches read_machine"
     ),
     "rebar.graph": (
         "Builder CompiledGraph Cost Decoder DecoderConfig Graph MemoryEntry MemoryPlan ModelFile "
@@ -27,7 +27,11 @@ SURFACE = {
         "ModelFile StoredTensor TokenizerData WeightType open_model pack packed_nbytes "
         "provenance_of verify_digests write_rebar"
     ),
-    "rebar.dataflow.data": "Item Stage Tally generator samples_at",
+    "rebar.dataflow.data": (
+        "BatchSizer BatchStage DataOptions DataPipeline Dataset Decode Example Item MMapDataset "
+        "Marked Mask Pack Shift Stage Survey Tally TokenDataset Tokenize TrainingBatches generator "
+        "open_training samples_at write_tokens"
+    ),
     "rebar.dataflow.text": "ChatTemplate TextStream Tokenizer build_vocabulary",
 }
 

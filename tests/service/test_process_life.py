@@ -5,8 +5,10 @@ it, however it ends; what it has not begun to use it leaves alone.
 from __future__ import annotations
 
 import ast
+import contextlib
 import json
 import logging
+import os
 import signal
 import socket
 import subprocess
@@ -178,6 +180,51 @@ def test_killed_under_load_and_started_again(model: Path, cache: Path) -> None:
     with serving_process(model, cache, port=port) as server:
         answers.append(server.probed.before)
     assert len(set(answers)) == 1
+
+
+def shared_memory(pids: list[int] | None = None) -> dict[tuple[int, int], set[int]]:
+    """Memory for keys and values by its identity, and which of the processes (None: any) have it
+    open or mapped.
+    """
+    found: dict[tuple[int, int], set[int]] = {}
+    for pid in pids or [int(p.name) for p in Path("/proc").iterdir() if p.name.isdigit()]:
+        with contextlib.suppress(OSError):
+            for link in [
+                *Path(f"/proc/{pid}/fd").iterdir(),
+                *Path(f"/proc/{pid}/map_files").iterdir(),
+            ]:
+                with contextlib.suppress(OSError):
+                    if "memfd:rebar-kv" in os.readlink(link):
+                        found.setdefault((link.stat().st_dev, link.stat().st_ino), set()).add(pid)
+    return found
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_memory_that_outlives_engines_ends_with_the_front(
+    model: Path, cache: Path, number: signal.Signals
+) -> None:
+    """However the front ends. The engine inherits it; what else the front starts does not."""
+    log = cache / "kept.log"
+    process = start(model, cache, log)
+    try:
+        server = RebarProcess(process, log)
+        server.complete(prompt="go", max_tokens=3, guided_regex="[a-c]{1,5}")  # starts a checker
+        family = server.pids
+        engine = next(p for p in family if b"engine_process" in commandline(p))
+        assert len(family) >= 3
+        ((memory, holders),) = shared_memory(family).items()
+        assert holders == {process.pid, engine}
+        server.close()
+        process.send_signal(number)
+        process.wait(15)
+        assert gone(family, 5.0)
+        assert memory not in shared_memory()
+    finally:
+        kill(process)
+
+
+def commandline(pid: int) -> bytes:
+    return Path(f"/proc/{pid}/cmdline").read_bytes()
 
 
 def opened(port: int, max_tokens: int) -> socket.socket:

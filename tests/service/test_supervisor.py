@@ -23,6 +23,7 @@ from rebar.service import supervisor as supervisor_module
 from rebar.service.engine_process import EngineProcess
 from rebar.service.loading import load_engine
 from rebar.service.messages import Delta, EngineSpec, Failure, Orders, RequestPacket, StepReport
+from rebar.service.succession import new_memory
 from rebar.service.supervisor import EngineSupervisor, Told
 from tests.tiny import tiny_gguf
 
@@ -118,7 +119,7 @@ def supervised(
 
     async def run() -> tuple[Heard, EngineSupervisor]:
         heard = Heard()
-        supervisor = EngineSupervisor(EngineProcess(spec), spec, heard)
+        supervisor = EngineSupervisor(EngineProcess(spec, new_memory()), spec, heard)
         supervisor.start()
         assert supervisor.give(Orders(submit=packets))
         troubled = asyncio.create_task(trouble(supervisor, heard))

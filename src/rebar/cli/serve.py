@@ -92,6 +92,7 @@ def _load(
     from rebar.service.engine_process import EngineProcess
     from rebar.service.loading import open_served, spec_of
     from rebar.service.router import ModelService
+    from rebar.service.succession import new_memory
 
     where = places()
     options = flags.runner_options(where.isa)
@@ -102,10 +103,10 @@ def _load(
         source = resolve(model, where.cache, hub=where.hub, progress=shown, offline=offline)
     with timed("convert"), progress() as shown:
         file = open_source(source, where.cache, shown)
-    for line in plan_memory(file, options, device.budget).lines():
+    for line in plan_memory(file, options, device.budget, kept=True).lines():
         note(f"  {line}")
     spec = spec_of(file, options, queue.max_running, queue.max_waiting, flags.guesses)
     with timed("engine"):
-        first = EngineProcess(spec)
+        first = EngineProcess(spec, new_memory())
     served = open_served(file, first.ready.limits, name=name)
     return ModelService.in_process(served, first, spec)

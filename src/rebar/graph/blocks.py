@@ -5,28 +5,47 @@ block whose content is known by its digest is kept until its memory is needed, o
 within what was given back together the end of a sequence before its beginning: a beginning is worth
 more to others. `held_back`: of the blocks never used so many are taken last of all, for the
 machine has no memory left to put behind them. Content becomes known when it is whole (`publish`)
-and is never written again.
+and is never written again. A table (kept.py) makes it known to the next process too.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
+from typing import Protocol
 
 from rebar.errors import KVCacheFullError, MemoryBudgetError
 from rebar.hal import BLOCK_POSITIONS
 
 
+class KnownBlocks(Protocol):
+    """Where it is written what blocks hold (kept.BlockTable)."""
+
+    def standing(self) -> list[tuple[int, bytes]]:
+        """(block, digest) of what was written and not cleared, used longest ago first."""
+
+    def write(self, block: int, digest: bytes, /) -> None:
+        """The block holds this."""
+
+    def clear(self, block: int, /) -> None:
+        """The block may hold anything."""
+
+    def use(self, blocks: Sequence[int], /) -> None:
+        """They were used, in this order."""
+
+
 class BlockLedger:
     """`total_blocks` block numbers. digests are bytes that stand for everything that decided a
-    block's content: model, tenant, and every id up to the block's end.
+    block's content: model, tenant, and every id up to the block's end. table: what blocks hold from
+    before, and where it is written what they hold.
     """
 
     block_size = BLOCK_POSITIONS
 
-    def __init__(self, total_blocks: int) -> None:
+    def __init__(self, total_blocks: int, table: KnownBlocks | None = None) -> None:
         self.total_blocks = total_blocks
         self.evictions = 0
+        self._table = table
         self._holders = [0] * total_blocks
         self._digest: list[bytes | None] = [None] * total_blocks
         self._block_of: dict[bytes, int] = {}
@@ -35,6 +54,24 @@ class BlockLedger:
         self._empty: list[int] = []  # used before, and nothing of it known
         # Popped from the end: low numbers first, so that few pages are touched.
         self._fresh = list(range(total_blocks - 1, -1, -1))
+        if table is not None:
+            self._adopt(table)
+        self.adopted = len(self._kept)
+
+    def _adopt(self, table: KnownBlocks) -> None:
+        """Takes in what is known from before. The other blocks below the last of those were most
+        likely used as well.
+        """
+        for block, digest in table.standing():
+            if digest in self._block_of:
+                table.clear(block)
+                continue
+            self._digest[block] = digest
+            self._block_of[digest] = block
+            self._kept[block] = None
+        used = max(self._kept, default=-1) + 1
+        del self._fresh[self.total_blocks - used :]
+        self._empty = [b for b in range(used - 1, -1, -1) if b not in self._kept]
 
     @property
     def free_blocks(self) -> int:
@@ -93,6 +130,8 @@ class BlockLedger:
         if self._digest[block] is None and digest not in self._block_of:
             self._digest[block] = digest
             self._block_of[digest] = block
+            if self._table is not None:
+                self._table.write(block, digest)
 
     def held_alone(self, blocks: Iterable[int], /) -> int:
         """How many of `blocks` one holder would set free by giving them back."""
@@ -105,6 +144,7 @@ class BlockLedger:
             0 <= b < self.total_blocks and self._holders[b] for b in given
         ):
             raise MemoryBudgetError(f"blocks {given[:8]} are not all in use", needed=0, available=0)
+        kept = []
         for block in reversed(given):
             self._holders[block] -= 1
             if self._holders[block]:
@@ -113,6 +153,9 @@ class BlockLedger:
                 self._empty.append(block)
             else:
                 self._kept[block] = None
+                kept.append(block)
+        if self._table is not None and kept:
+            self._table.use(kept)
 
     def check_integrity(self, held: Iterable[Sequence[int]] = ()) -> None:
         """Asserts that each block is held as often as `held` (the blocks of every holder) says, or
@@ -129,6 +172,9 @@ class BlockLedger:
         assert {b for b, n in enumerate(holders) if not n} == set(free), "free and held"
         known = {digest: b for b, digest in enumerate(self._digest) if digest is not None}
         assert known == self._block_of, "a digest leads to another block"
+        if self._table is not None:
+            written = {digest: b for b, digest in self._table.standing()}
+            assert written == known, "what is written for the next engine is not what is known"
         assert all(self._digest[b] is not None for b in self._kept), "kept without content"
         blank = [*self._empty, *self._fresh]
         assert all(self._digest[b] is None for b in blank), "empty with content"
@@ -137,13 +183,20 @@ class BlockLedger:
         if self._empty:
             return self._empty.pop()
         if len(self._fresh) > self.held_back or not self._kept:
-            return self._fresh.pop()
+            block = self._fresh.pop()
+            self._begin(block)
+            return block
         return self._evict()
+
+    def _begin(self, block: int) -> None:
+        """The memory of a block is about to be used for the first time."""
 
     def _evict(self) -> int:
         block, _ = self._kept.popitem(last=False)
         digest, self._digest[block] = self._digest[block], None
         if digest is not None:
             del self._block_of[digest]
+            if self._table is not None:
+                self._table.clear(block)
         self.evictions += 1
         return block

@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from rebar.errors import MemoryBudgetError
 from rebar.graph.fuse import fuse
+from rebar.graph.kept import KeptLayout, KeptMemory, good_for
 from rebar.graph.kv import PagedKVCache
 from rebar.graph.memory_plan import MemoryPlan, RunnerOptions, limits_of, plan_memory
 from rebar.graph.models import bind
+from rebar.graph.models.adapted import AdapterRoom
 from rebar.graph.models.bind import Binder
-from rebar.graph.models.config import DecoderConfig
+from rebar.graph.models.config import DecoderConfig, RopeConfig
 from rebar.graph.models.decoder import Decoder, build_decoder
 from rebar.graph.models.rope import rope_table
-from rebar.graph.runner import Runner
+from rebar.graph.runner import Pass, Runner
 from rebar.graph.tensor import Tensor
 from rebar.graph.weights.model_file import ModelFile, Progress
-from rebar.hal import DeviceManager, Operand, Rows, huge_pages
+from rebar.hal import BLOCK_POSITIONS, DeviceManager, LoraTable, Operand, Rows, huge_pages
+
+if TYPE_CHECKING:
+    from rebar.graph.lora.slots import AdapterSlots, Tables
 
 
 def load_runner(
@@ -27,28 +36,56 @@ def load_runner(
     vocab_size: int | None = None,
     progress: Progress | None = None,
     fused: bool = True,
+    kept: KeptMemory | None = None,
 ) -> Runner:
     """Loads a model. vocab_size: ids at or above it are never sampled. fused False: no fusion (the
-    same bits, slower).
+    same bits, slower). kept: where keys and values lie, and may lie already; None for memory of
+    this process.
 
     Errors: MemoryBudgetError before anything is loaded, ContextLengthError, ModelFileError,
     DeviceError.
     """
     options = options or RunnerOptions()
+    shared = kept.memory if kept is not None else None
     device = DeviceManager(
-        options.device, threads=options.threads, memory=options.memory, isa=options.isa
+        options.device,
+        threads=options.threads,
+        memory=options.memory,
+        isa=options.isa,
+        shared=shared,
     )
-    plan = plan_memory(model, options, device.budget)
+    plan = _plan(model, options, device.budget, kept)
     copied = must_copy(model, options)
     if copied:
-        plan = plan_memory(model, options, device.budget, copied=True)
+        plan = _plan(model, options, device.budget, kept, copied=True)
     for entry in plan.entries:
         if entry.pool == "mapped":
             device.adopt_mapping(entry.pool, entry.nbytes)
         else:
-            device.create_pool(entry.pool, entry.nbytes + SLACK)
+            place = shared if entry.pool == "kv" else None
+            device.create_pool(entry.pool, entry.nbytes + SLACK, place)
     binder = Binder(model, device.pool("weights"), progress, copied=copied, threads=device.threads)
-    return _assemble(binder, device, plan, options, vocab_size, fused)
+    digest = good_for(kept.model) if kept is not None else None
+    return _assemble(binder, device, plan, options, vocab_size, fused, digest)
+
+
+def _plan(
+    model: ModelFile,
+    options: RunnerOptions,
+    budget: int,
+    kept: KeptMemory | None,
+    *,
+    copied: bool = False,
+) -> MemoryPlan:
+    """Keeps as many blocks as there are from before, if memory allows: what the machine has to
+    spare is never twice the same, and blocks of a cache of another size would be lost.
+    """
+    before = KeptLayout.read(kept.memory) if kept is not None else None
+    if kept is not None and before is not None and before.good_for == good_for(kept.model):
+        same = replace(options, kv_tokens=before.blocks * BLOCK_POSITIONS)
+        with contextlib.suppress(MemoryBudgetError):
+            return plan_memory(model, same, budget, copied=copied, kept=True)
+    return plan_memory(model, options, budget, copied=copied, kept=kept is not None)
 
 
 def must_copy(model: ModelFile, options: RunnerOptions) -> bool:
@@ -74,21 +111,49 @@ def _assemble(
     options: RunnerOptions,
     vocab_size: int | None,
     fused: bool,
+    good_for: bytes | None,
 ) -> Runner:
     c = binder.model.config
     weights = binder.decoder()
-    decoder = build_decoder(c, weights, max_positions=plan.max_context, blocks=plan.blocks)
-    if fused:
-        decoder = fused_decoder(decoder)
     kv = PagedKVCache(
-        device.pool("kv"), c.layers, c.kv_heads, c.head_dim, plan.blocks, options.kv_format
+        device.pool("kv"),
+        c.layers,
+        c.kv_heads,
+        c.head_dim,
+        plan.blocks,
+        options.kv_format,
+        good_for,
     )
-    bound: dict[Tensor, Operand] = dict(binder.operands)
-    bound.update(zip(decoder.caches, kv.storage, strict=True))
-    bound.update(_rope_tables(decoder, device, plan.max_context))
     limits = limits_of(c, plan, options.max_rows)
-    values = decoder.graph.plan(limits).allocate(device.pool("arena"), limits, bound, "activations")
-    return Runner(c, device, decoder, values, kv, plan, limits, _sampled_ids(c, vocab_size))
+    rooms = (None, options.room) if options.room is not None else (None,)
+    build = partial(build_decoder, c, weights, max_positions=plan.max_context, blocks=plan.blocks)
+    decoders = [build(room=room) for room in rooms]
+    if fused:
+        decoders = [fused_decoder(decoder) for decoder in decoders]
+    plans = [decoder.graph.plan(limits) for decoder in decoders]
+    arena = device.pool("arena").allocate(max(p.nbytes for p in plans), "activations")
+    tables = adapter_tables(decoders[-1])
+    ropes = _rope_tables(decoders[0], device, plan.max_context)
+    passes = []
+    for decoder, places in zip(decoders, plans, strict=True):
+        bound: dict[Tensor, Operand] = dict(binder.operands)
+        bound.update(zip(decoder.caches, kv.storage, strict=True))
+        bound.update({tensor: ropes[rope] for rope, tensor in decoder.ropes.items()})
+        bound.update({tensor: tables[key] for key, tensor in decoder.adapters.items()})
+        passes.append(Pass(device, decoder, places.bind(arena, limits, bound), limits))
+    slots = _slots(c, options.room, device, tables)
+    return Runner(c, device, passes, kv, plan, limits, _sampled_ids(c, vocab_size), slots)
+
+
+def _slots(
+    config: DecoderConfig, room: AdapterRoom | None, device: DeviceManager, tables: Tables
+) -> AdapterSlots | None:
+    """Imported where there is room for adapters: most starts want none."""
+    if room is None:
+        return None
+    from rebar.graph.lora.slots import AdapterSlots
+
+    return AdapterSlots(config, room, device.pool("adapters"), tables)
 
 
 def fused_decoder(decoder: Decoder) -> Decoder:
@@ -96,15 +161,24 @@ def fused_decoder(decoder: Decoder) -> Decoder:
     return replace(decoder, graph=fuse(decoder.graph))
 
 
-def _rope_tables(decoder: Decoder, device: DeviceManager, positions: int) -> dict[Tensor, Operand]:
-    bound: dict[Tensor, Operand] = {}
+def adapter_tables(decoder: Decoder) -> dict[tuple[int, str], LoraTable]:
+    """An empty table for each product of a decoder that may have adapters."""
+    tables = {}
+    for key, tensor in decoder.adapters.items():
+        slots, rank, k, *widths = (int(size) for size in tensor.shape)
+        tables[key] = LoraTable(slots, k, tuple(widths), rank)
+    return tables
+
+
+def _rope_tables(decoder: Decoder, device: DeviceManager, positions: int) -> dict[RopeConfig, Rows]:
+    tables: dict[RopeConfig, Rows] = {}
     for rope, tensor in decoder.ropes.items():
         nbytes = positions * rope.dim * 4
         raw = device.pool("tables").allocate(nbytes, tensor.name).bytes()[:nbytes]
         table = Rows(raw.view(np.float32).reshape(positions, rope.dim))
         table.data[:] = rope_table(rope, positions)
-        bound[tensor] = table
-    return bound
+        tables[rope] = table
+    return tables
 
 
 def _sampled_ids(config: DecoderConfig, vocab_size: int | None) -> int:

@@ -4,13 +4,16 @@ budget, and to load by.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal, get_args
 
 from rebar import _native
 from rebar.errors import ContextLengthError, InputError, MemoryBudgetError
+from rebar.graph.kept import ENTRY_BYTES, HEADER_BYTES
 from rebar.graph.kv import block_bytes
 from rebar.graph.models import bind
+from rebar.graph.models.adapted import MAX_RANK, AdapterRoom, slot_bytes
 from rebar.graph.models.config import DecoderConfig
 from rebar.graph.weights.model_file import ModelFile
 from rebar.hal import BLOCK_POSITIONS, KVFormat, Limits, aligned
@@ -19,6 +22,7 @@ DEFAULT_CONTEXT = 8192  # positions, when the model allows more and nobody asks
 # Without --kv-tokens or --memory: four contexts of the default length, but not more than this.
 DEFAULT_KV_BYTES = 512 << 20
 MAX_SEQUENCES = 256  # block tables of a step
+MAX_ADAPTERS = 1024
 MAX_LOGIT_ROWS = 64  # rows whose logits are held at once: at 262k ids a row is 1 MB
 
 WeightsPlace = Literal["auto", "mapped", "copied"]
@@ -35,7 +39,8 @@ class RunnerOptions:
     device: a back end's name. weights: where a .rebar file's weights are read: "mapped" (shared by
     the processes that map it), "copied" into memory of this process, or "auto": mapped where the
     system gives a file huge pages, else copied where it gives them to other memory. kv: how keys
-    and values are stored; int8 takes 53 % of the bytes of f16.
+    and values are stored; int8 takes 53 % of the bytes of f16. max_adapters: slots for adapters,
+    max_rank: of the largest.
     """
 
     threads: int | None = None
@@ -47,6 +52,21 @@ class RunnerOptions:
     device: str = "cpu"
     weights: WeightsPlace = "auto"
     kv: KVName = "f16"
+    max_adapters: int = 0
+    max_rank: int = 16
+
+    @property
+    def room(self) -> AdapterRoom | None:
+        """For adapters; InputError for a number that is none."""
+        if self.max_adapters == 0:
+            return None
+        if not (1 <= self.max_adapters <= MAX_ADAPTERS and 1 <= self.max_rank <= MAX_RANK):
+            raise InputError(
+                f"--max-adapters {self.max_adapters} of rank {self.max_rank}; possible are up to "
+                f"{MAX_ADAPTERS}, ranks 1 to {MAX_RANK}. Choose one of these.",
+                param="max_adapters",
+            )
+        return AdapterRoom(self.max_adapters, self.max_rank)
 
     @property
     def kv_format(self) -> KVFormat:
@@ -68,12 +88,13 @@ class MemoryEntry:
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    """All pools of a model, its context and cache, in bytes and positions."""
+    """All pools of a model, its context and cache, in bytes and positions; slots of adapters."""
 
     entries: tuple[MemoryEntry, ...]
     max_context: int
     blocks: int
     budget: int
+    adapters: int = 0
 
     @property
     def total(self) -> int:
@@ -109,13 +130,18 @@ def resolve_context(config: DecoderConfig, asked: int | None) -> int:
     return asked
 
 
-def arena_bytes(config: DecoderConfig, max_rows: int, max_context: int) -> int:
+def arena_bytes(
+    config: DecoderConfig, max_rows: int, max_context: int, room: AdapterRoom | None = None
+) -> int:
     """An upper bound of the activations: the plan places them in less. Widths of the tensors alive
-    at once in a layer, and attention's work over contexts of several chunks.
+    at once in a layer, and attention's work over contexts of several chunks. With adapters a
+    product stands beside what they make of it.
     """
     c = config
     qkv = (c.heads + 2 * c.kv_heads) * c.head_dim
     floats = 3 * c.width + max(2 * qkv + c.heads * c.head_dim, 3 * c.mlp_width)
+    if room is not None:
+        floats += max(qkv, c.mlp_width) + 3 * room.rank
     quantized = 2 * max(
         c.width, c.mlp_width, c.heads * c.head_dim
     )  # 1.5 bytes an input, and its rounding
@@ -145,14 +171,20 @@ def limits_of(config: DecoderConfig, plan: MemoryPlan, max_rows: int) -> Limits:
         vocab=config.vocab_size,
         positions=plan.max_context,
         blocks=plan.blocks,
+        adapters=plan.adapters,
     )
 
 
 def plan_memory(
-    model: ModelFile, options: RunnerOptions, available: int, *, copied: bool = False
+    model: ModelFile,
+    options: RunnerOptions,
+    available: int,
+    *,
+    copied: bool = False,
+    kept: bool = False,
 ) -> MemoryPlan:
     """The plan for `model` under options.memory or, without one, `available` bytes. copied: mapped
-    weights are to be copied.
+    weights are to be copied. kept: blocks are to outlive the process (kept.py).
 
     Errors: MemoryBudgetError with the numbers and the flags that would help; ContextLengthError.
     """
@@ -169,16 +201,27 @@ def plan_memory(
         MemoryEntry("tables", rope_bytes(c, context), f"rotation tables of {context:,} positions"),
         MemoryEntry(
             "arena",
-            arena_bytes(c, options.max_rows, context),
+            arena_bytes(c, options.max_rows, context, options.room),
             f"activations and logits of {options.max_rows} rows",
         ),
+        *_adapters(c, options.room),
     ]
-    left = budget - sum(e.nbytes for e in fixed)
-    blocks = _blocks(options, context, block, left)
-    kv = MemoryEntry("kv", blocks * block, _kv_words(blocks, block, options))
-    if kv.nbytes > left:
+    head, entry = (HEADER_BYTES, ENTRY_BYTES) if kept else (0, 0)
+    left = budget - sum(e.nbytes for e in fixed) - head
+    blocks = _blocks(options, context, block + entry, left)
+    nbytes = head + blocks * (block + entry)
+    kv = MemoryEntry("kv", nbytes, _kv_words(blocks, block, options))
+    if nbytes - head > left:
         raise _too_much(c, options, blocks, max(left, 0), budget)
-    return MemoryPlan((*fixed, kv), context, blocks, budget)
+    return MemoryPlan((*fixed, kv), context, blocks, budget, options.max_adapters)
+
+
+def _adapters(config: DecoderConfig, room: AdapterRoom | None) -> Iterator[MemoryEntry]:
+    """Nothing where there is no room for any."""
+    if room is not None:
+        each = slot_bytes(config, room)
+        words = f"{room.slots} adapters of rank {room.rank}, {each / 1e6:,.1f} MB each"
+        yield MemoryEntry("adapters", room.slots * each, words)
 
 
 def _blocks(options: RunnerOptions, context: int, block: int, left: int) -> int:

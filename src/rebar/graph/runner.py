@@ -9,6 +9,7 @@ into steps.
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,20 +25,43 @@ from rebar.graph.sampling import Sampler, Wanted
 from rebar.graph.sequence import Row, Sampled
 from rebar.hal import BLOCK_POSITIONS, DeviceManager, Limits, Step
 
+if TYPE_CHECKING:
+    from rebar.graph.lora.slots import AdapterSlots
+
+
+class Pass:
+    """A decoder that is placed and compiled. head, logits_begin: first launches of the head and of
+    its products.
+    """
+
+    def __init__(
+        self, device: DeviceManager, decoder: Decoder, values: Values, limits: Limits
+    ) -> None:
+        self.graph, self.values = decoder.graph, values
+        self.compiled: CompiledGraph = decoder.graph.compile(device, values, limits)
+        self.head = self.compiled.first_launch[decoder.head_begin]
+        self.logits_begin = self.compiled.first_launch[decoder.logits_begin]
+        self.logits = values.rows(decoder.logits).data
+        self.hidden = values.rows(decoder.hidden).data
+
 
 class Runner:
-    """A model on a device. Made by rebar.graph.load_runner; one thread at a time may call step."""
+    """A model on a device. Made by rebar.graph.load_runner; one thread at a time may call step.
+
+    passes: the decoder, and the one with adapters, over the same weights, cache and arena. Steps
+    none of whose rows takes an adapter go the first way: adapters cost those nothing.
+    """
 
     def __init__(
         self,
         config: DecoderConfig,
         device: DeviceManager,
-        decoder: Decoder,
-        values: Values,
+        passes: Seq[Pass],
         kv: PagedKVCache,
         plan: MemoryPlan,
         limits: Limits,
         vocab_size: int,
+        adapters: AdapterSlots | None = None,
     ) -> None:
         self.config = config
         self.device = device
@@ -47,14 +71,10 @@ class Runner:
         self.max_context = plan.max_context
         self.max_rows = limits.rows
         self.max_sequences = limits.sequences
-        self.graph: Graph = decoder.graph
-        self._decoder = decoder
-        self._values = values
-        self._compiled: CompiledGraph = decoder.graph.compile(device, values, limits)
-        self._head = self._compiled.first_launch[decoder.head_begin]
-        self._logits_begin = self._compiled.first_launch[decoder.logits_begin]
-        self._logits = values.rows(decoder.logits).data
-        self._hidden = values.rows(decoder.hidden).data
+        self.graph: Graph = passes[0].graph
+        self.adapters = adapters
+        self._passes = passes
+        self._pass = passes[0]
         self._sampler = Sampler(vocab_size, pool=device.backend.pool)
         self._unused = device.stats().free  # pools are cut once; only KV blocks come and go
         stride = -(-plan.max_context // BLOCK_POSITIONS)
@@ -91,9 +111,9 @@ class Runner:
         room = self.limits.logit_rows
         for begin in range(0, max(len(wanted), 1), room):
             chunk = slice(begin, begin + room)
-            self._run(index[chunk], 0 if begin == 0 else self._head, None, observers)
+            self._run(index[chunk], 0 if begin == 0 else self._pass.head, None, observers)
             asked = wanted[chunk]
-            answers += self._sampler.sample(self._logits[: len(asked)], asked)
+            answers += self._sampler.sample(self._pass.logits[: len(asked)], asked)
         return answers
 
     def _states(
@@ -106,9 +126,9 @@ class Runner:
         room = self.limits.logit_rows
         for begin in range(0, len(index), room):
             chunk = index[begin : begin + room]
-            first = self._head if begun or begin else 0
-            self._run(chunk, first, self._logits_begin, observers)
-            answers += [_state_of(state) for state in self._hidden[: len(chunk)]]
+            first = self._pass.head if begun or begin else 0
+            self._run(chunk, first, self._pass.logits_begin, observers)
+            answers += [_state_of(state) for state in self._pass.hidden[: len(chunk)]]
         return answers
 
     def _run(
@@ -118,10 +138,11 @@ class Runner:
         self._step.logit_rows = len(index)
         self._logit_index[: len(index)] = index
         if observers is None:
-            self._compiled.program.run(self._step, first, end)
+            self._pass.compiled.program.run(self._step, first, end)
         # the head again over the same hidden rows changes nothing, so the whole graph may run again
         else:
-            self.graph.run(self.device, self._step, self._values, self.limits, observers)
+            way = self._pass
+            way.graph.run(self.device, self._step, way.values, self.limits, observers)
 
     def _bind(self, rows: Seq[Row]) -> None:
         """Fills the step's arrays."""
@@ -141,6 +162,7 @@ class Runner:
                 for s in (row.sequence,)
             ]
         )
+        self._pass = self._passes[self._step.adapted]
 
     def _check(self, row: Row) -> None:
         end = row.first + row.count
@@ -156,6 +178,8 @@ class Runner:
             raise ShapeError(
                 f"a sequence of {len(row.sequence.blocks)} blocks does not reach position {end}"
             )
+        if row.sequence.adapter >= 0 and self.adapters is None:
+            raise ShapeError("a sequence with an adapter, and no room was made for any")
         if row.wants and not (row.first <= row.wants[0] and row.wants[-1] < end):
             raise ShapeError(f"wanted positions {row.wants} are not in {row.first}..{end}")
 
@@ -163,7 +187,7 @@ class Runner:
         """A copy of the last step's first `count` logit rows (at most limits.logit_rows), (count,
         vocab_size of the model).
         """
-        return np.array(self._logits[:count], copy=True)
+        return np.array(self._pass.logits[:count], copy=True)
 
     def timings(self, rows: Seq[Row]) -> list[tuple[str, int]]:
         """Runs a step without sampling; (kernel, nanoseconds) of every launch."""
@@ -172,7 +196,7 @@ class Runner:
         self._step.logit_index[: self._step.logit_rows] = (
             np.cumsum([row.count for row in rows])[: self._step.logit_rows] - 1
         )
-        program = self._compiled.program
+        program = self._pass.compiled.program
         return [(program.name(i), ns) for i, ns in enumerate(program.run_timed(self._step))]
 
     @property
@@ -193,7 +217,7 @@ class Runner:
     @property
     def launches(self) -> int:
         """Launches of a step."""
-        return len(self._compiled.program)
+        return len(self._passes[0].compiled.program)
 
     @property
     def width(self) -> int:

@@ -22,6 +22,7 @@ from rebar.hal.devices import DeviceManager, DeviceStats
 from rebar.hal.launches import Activation, Domain, Launch
 from rebar.hal.machine import Machine, read_machine
 from rebar.hal.memory import Block, Pool, PoolStats, aligned
+from rebar.hal.shared_memory import SharedMemory
 
 __all__ = [
     "BLOCK_POSITIONS",
@@ -46,6 +47,7 @@ __all__ = [
     "Program",
     "QuantizedRows",
     "Rows",
+    "SharedMemory",
     "Step",
     "Vector",
     "WeightFormat",

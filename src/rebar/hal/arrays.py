@@ -296,7 +296,7 @@ class LoraTable:
     def __init__(self, slots: int, k: int, widths: tuple[int, ...], rank: int) -> None:
         if slots < 1 or rank < 1 or not 1 <= len(widths) <= LORA_PARTS:
             raise ShapeError(
-                f"{slots} adapters of rank {rank} for {len(widths)} parts of a product"
+                f"{slots} adapters of rank {rank} for a product of {len(widths)} parts"
             )
         self.k, self.widths, self.rank = k, widths, rank
         self._pairs: list[list[LoraPair | None]] = [[None] * len(widths) for _ in range(slots)]

@@ -10,6 +10,7 @@ from rebar.errors import DeviceError, MemoryBudgetError
 from rebar.hal.backend import Limits, Program, backends, open_backend
 from rebar.hal.machine import Machine, read_machine
 from rebar.hal.memory import Pool, PoolStats
+from rebar.hal.shared_memory import SharedMemory
 
 # Without --memory: what is left for the interpreter, the HTTP side and the page cache of a machine
 # that does other things too.
@@ -34,7 +35,8 @@ class DeviceManager:
     """A device with a memory budget, cut into named pools.
 
     Args: device: a back end's name. threads: None for all usable cores. memory: budget in bytes,
-    None for 80 % of what is available now. isa: None for the best instruction set.
+    None for 80 % of what is available now. isa: None for the best instruction set. shared: memory
+    that stands already and becomes a pool; it counts as available.
     """
 
     def __init__(
@@ -44,13 +46,14 @@ class DeviceManager:
         threads: int | None = None,
         memory: int | None = None,
         isa: str | None = None,
+        shared: SharedMemory | None = None,
     ) -> None:
         self.machine: Machine = read_machine()
         self.threads = self.machine.cores if threads is None else threads
         self.backend = open_backend(device, self.threads, isa)
-        self.budget = (
-            int(self.machine.memory_available * DEFAULT_SHARE) if memory is None else memory
-        )
+        standing = shared.resident_bytes if shared is not None else 0
+        available = self.machine.memory_available + standing
+        self.budget = int(available * DEFAULT_SHARE) if memory is None else memory
         self._pools: dict[str, Pool] = {}
         self._mapped: dict[str, int] = {}
 
@@ -64,10 +67,12 @@ class DeviceManager:
         """Memory that the machine could give now, whatever was planned."""
         return read_machine().memory_available
 
-    def create_pool(self, name: str, budget: int) -> Pool:
-        """A new pool; MemoryBudgetError when the device's budget does not hold it."""
+    def create_pool(self, name: str, budget: int, shared: SharedMemory | None = None) -> Pool:
+        """A new pool; MemoryBudgetError when the device's budget does not hold it. shared: whose
+        first bytes it is to be.
+        """
         self._claim(name, budget)
-        self._pools[name] = Pool(name, budget)
+        self._pools[name] = Pool(name, budget, shared=shared)
         return self._pools[name]
 
     def adopt_mapping(self, name: str, nbytes: int) -> None:

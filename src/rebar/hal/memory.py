@@ -1,9 +1,10 @@
 """Pools: every byte belongs to a named pool with a budget, and each pool can say to the byte what
 it holds.
 
-The law: a pool takes its whole budget from the system once, as one anonymous mapping (pages cost
-memory only when first touched), and cuts aligned blocks from it, first fit, neighbours joined again
-on free. Nothing on the token path allocates.
+The law: a pool takes its whole budget from the system once, as one mapping (pages cost memory only
+when first touched), and cuts aligned blocks from it, first fit, neighbours joined again on free.
+The mapping is anonymous, or of a SharedMemory whose contents outlive this process. Nothing on the
+token path allocates.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from rebar.errors import MemoryBudgetError, ShapeError
 from rebar.hal.huge_pages import reserve
+from rebar.hal.shared_memory import SharedMapping, SharedMemory
 
 ALIGNMENT = 256  # a multiple of every vector width and of CUDA's allocation alignment
 
@@ -74,9 +76,17 @@ class Pool:
 
     Errors: MemoryBudgetError with needed and available bytes, naming the largest free block when
     only fragmentation is in the way.
+    shared: the pool's bytes are the first of this memory, and hold what they held.
     """
 
-    def __init__(self, name: str, budget: int, alignment: int = ALIGNMENT) -> None:
+    def __init__(
+        self,
+        name: str,
+        budget: int,
+        alignment: int = ALIGNMENT,
+        *,
+        shared: SharedMemory | None = None,
+    ) -> None:
         if budget < 0:
             raise MemoryBudgetError(
                 f"pool {name}: a budget of {budget} bytes", needed=0, available=0
@@ -84,7 +94,8 @@ class Pool:
         self.name = name
         self.budget = aligned(budget, alignment)
         self.alignment = alignment
-        self.memory: NDArray[np.uint8] = self._reserve(max(self.budget, 1))
+        self._mapping: SharedMapping | None = None
+        self.memory: NDArray[np.uint8] = self._reserve(max(self.budget, 1), shared)
         self.address: int = self.memory.ctypes.data
         self._gaps: list[tuple[int, int]] = (
             [(0, self.budget)] if self.budget else []
@@ -92,9 +103,12 @@ class Pool:
         self._blocks: dict[int, Block] = {}
         self._peak = 0
 
-    def _reserve(self, nbytes: int) -> NDArray[np.uint8]:
+    def _reserve(self, nbytes: int, shared: SharedMemory | None) -> NDArray[np.uint8]:
         try:
-            return reserve(nbytes)
+            if shared is None:
+                return reserve(nbytes)
+            self._mapping = shared.map(nbytes)
+            return self._mapping.bytes()
         except (OSError, OverflowError, ValueError) as error:
             message = (
                 f"pool {self.name}: the system refuses {nbytes:,} bytes ({error}). Give a "
@@ -113,6 +127,13 @@ class Pool:
                 self._peak = max(self._peak, self.stats().used)
                 return block
         raise self._full(size, what)
+
+    def reach(self, end: int) -> None:
+        """Says that the bytes up to offset `end` are about to be used: shared memory has large
+        pages only where they are asked for in time; other memory has them already.
+        """
+        if self._mapping is not None:
+            self._mapping.reach(end)
 
     def _full(self, size: int, what: str) -> MemoryBudgetError:
         stats = self.stats()

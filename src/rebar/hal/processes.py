@@ -28,6 +28,12 @@ def process_resident_bytes(pid: int, proc: Path = PROC) -> int | None:
     return int(fields[21]) * PAGE if fields else None
 
 
+def process_stopped(pid: int, proc: Path = PROC) -> bool:
+    """Whether a process has been stopped by a signal, not by a debugger."""
+    fields = _stat(pid, proc)
+    return bool(fields) and fields[0] == "T"
+
+
 def busy_seconds(proc: Path = PROC) -> float | None:
     """Processor time of the whole machine, this process left out."""
     try:

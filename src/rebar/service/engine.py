@@ -173,6 +173,7 @@ class InferenceEngine:
             draft_tokens=scheduler.speculation.guessed,
             accepted_tokens=scheduler.speculation.right,
             evictions=pool.evictions,
+            adopted_blocks=pool.adopted,
         )
 
     def _row_limit(self) -> int:

@@ -19,8 +19,11 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
+import msgspec
+
 import rebar.errors
 from rebar.errors import EngineError, RebarError
+from rebar.hal import SharedMemory
 from rebar.service.collector import settle
 from rebar.service.frames import FrameReader, frame, leave_with, receive
 from rebar.service.messages import (
@@ -44,16 +47,24 @@ COMMAND = "from rebar.service.engine_process import main; main()"
 class EngineProcess:
     """The front's end of one engine process. `ready` says what it can hold."""
 
-    def __init__(self, spec: EngineSpec) -> None:
-        """Starts it and waits until the model is loaded.
+    def __init__(self, spec: EngineSpec, kept: SharedMemory | None = None) -> None:
+        """Starts it and waits until the model is loaded. kept: where its keys and values lie, and
+        what an engine before left there; None for memory of its own.
 
         Raises what loading raised there, EngineError when it died without a word.
         """
         ours, theirs = socket.socketpair()
+        self.kept = kept
+        passed = () if kept is None else (kept.descriptor,)
         with theirs:
             self.process = subprocess.Popen(
-                [sys.executable, "-c", COMMAND], stdin=theirs.fileno(), start_new_session=True
+                [sys.executable, "-c", COMMAND],
+                stdin=theirs.fileno(),
+                pass_fds=passed,
+                start_new_session=True,
             )
+        if kept is not None:
+            spec = msgspec.structs.replace(spec, kept=kept.descriptor)
         self.sock = ours
         self.reader: FrameReader[FromEngine] = FrameReader(FromEngine)
         try:
@@ -151,6 +162,7 @@ class _Engine:
                 spec.max_running,
                 spec.max_waiting,
                 speculation=spec.speculation,
+                kept=None if spec.kept is None else SharedMemory(spec.kept),
             )
             warm_up(loaded.engine.runner)
         except RebarError as error:

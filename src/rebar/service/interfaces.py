@@ -43,6 +43,9 @@ class BlockPool(Protocol):
     evictions: int
     """Blocks whose known content was given up for memory, ever."""
 
+    adopted: int
+    """Blocks whose content was known from before, computed by another process."""
+
     def allocate(self, count: int, /) -> list[int]:
         """Takes `count` blocks or none: raises KVCacheFullError."""
 

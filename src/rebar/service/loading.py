@@ -10,8 +10,10 @@ from functools import partial
 from rebar.dataflow.text import TextStream, Tokenizer
 from rebar.errors import CorruptFileError
 from rebar.graph import ModelFile, RunnerOptions, load_runner
+from rebar.graph.kept import KeptMemory
 from rebar.graph.sequence import MAX_GUESSES, Row, SamplingParams, Sequence
 from rebar.graph.weights.model_file import Progress
+from rebar.hal import SharedMemory
 from rebar.service.admission import KV_FILLINGS
 from rebar.service.engine import DEFAULT_MAX_RUNNING, InferenceEngine
 from rebar.service.grammar import Grammars
@@ -77,13 +79,21 @@ def load_engine(
     *,
     sharing: bool = True,
     speculation: int = MAX_GUESSES,
+    kept: SharedMemory | None = None,
 ) -> LoadedEngine:
-    """What computes. sharing: as of Scheduler; speculation: ids guessed at a time. Raises as
-    load_model does.
+    """What computes. sharing: as of Scheduler; speculation: ids guessed at a time. kept: where keys
+    and values lie, those among them that an engine before computed. Raises as load_model does.
     """
     tokenizer = _tokenizer(file)
+    model = identity_of(file, options)
     # Rows that only pad the embedding have no text: they are never sampled.
-    runner = load_runner(file, options, vocab_size=tokenizer.vocab_size, progress=progress)
+    runner = load_runner(
+        file,
+        options,
+        vocab_size=tokenizer.vocab_size,
+        progress=progress,
+        kept=None if kept is None else KeptMemory(kept, model),
+    )
     max_running = min(max_running, runner.max_sequences)
     engine = InferenceEngine(
         runner,
@@ -91,7 +101,7 @@ def load_engine(
         vocab_size=tokenizer.vocab_size,
         max_running=max_running,
         grammars=Grammars(tokenizer),
-        model=identity_of(file, options),
+        model=model,
         sharing=sharing,
         speculation=speculation,
     )

@@ -183,7 +183,7 @@ class EngineStats(msgspec.Struct, frozen=True, array_like=True, gc=False):
     choices by priority. oldest_wait: age of the one that waits longest. cached_tokens: positions
     that were not computed because they had been before. draft_tokens: ids that were guessed;
     accepted_tokens: those of them that were said. held_back_blocks: free ones that the machine has
-    no memory for.
+    no memory for. adopted_blocks: computed by an engine before this one.
     """
 
     steps: int = 0
@@ -210,6 +210,7 @@ class EngineStats(msgspec.Struct, frozen=True, array_like=True, gc=False):
     draft_tokens: int = 0
     accepted_tokens: int = 0
     held_back_blocks: int = 0
+    adopted_blocks: int = 0
 
 
 class StepReport(msgspec.Struct, array_like=True, tag="report"):
@@ -243,7 +244,8 @@ class EngineLimits(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 class EngineSpec(msgspec.Struct, frozen=True, array_like=True):
     """Front to a new engine process, first: what to load. path: a .rebar file. speculation: ids
-    guessed at a time.
+    guessed at a time. kept: the descriptor it inherits of memory for keys and values that outlives
+    it; None for memory of its own.
     """
 
     path: str
@@ -251,6 +253,7 @@ class EngineSpec(msgspec.Struct, frozen=True, array_like=True):
     max_running: int
     max_waiting: int
     speculation: int = MAX_GUESSES
+    kept: int | None = None
 
 
 class Ready(msgspec.Struct, frozen=True, array_like=True, tag="ready"):

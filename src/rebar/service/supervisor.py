@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from rebar.errors import EngineError, RebarError
-from rebar.hal.processes import process_cpu_seconds
+from rebar.hal.processes import process_cpu_seconds, process_stopped
 from rebar.service.engine_process import EngineProcess
 from rebar.service.frames import frame
 from rebar.service.messages import (
@@ -37,12 +37,15 @@ from rebar.service.messages import (
     RequestPacket,
     StepReport,
 )
+from rebar.service.succession import Succession
 
 log = logging.getLogger("rebar.service.supervisor")
 
 SILENT_SECONDS = 2.5
-"""A process that says nothing for five beats is stopped or starved: it is replaced. Together with
-the start of the next this keeps the gap of a stream under four seconds."""
+"""A process that says nothing for five beats is starved or caught in native code: it is replaced.
+Together with the start of the next this keeps the gap of a stream under four seconds."""
+STOPPED_SECONDS = 1.0
+"""One that is stopped (SIGSTOP) says nothing whatever the machine is busy with: two beats do."""
 TURN_SECONDS = 60.0
 """No turn takes so long: 512 rows of a model of 70 billion weights on one core do not."""
 WATCH_SECONDS = 0.25
@@ -64,6 +67,7 @@ COUNTERS = (
     "expired",
     "draft_tokens",
     "accepted_tokens",
+    "adopted_blocks",
 )
 
 
@@ -112,6 +116,8 @@ class EngineSupervisor:
         self._past = EngineStats()  # counters of the processes that ended
         self._past_cpu = 0.0
         self._stats = first.ready.stats
+        self._succession = Succession(first.kept)
+        self._sound = True  # whether nothing is wrong with what this process says
         self._progress = False  # whether this process has brought anything
         self._doubted: deque[int] = deque()  # open choices it has not been given
         self._doubt: int | None = None  # the choice whose turn it is to prove itself
@@ -150,6 +156,7 @@ class EngineSupervisor:
             self._open[packet.ticket] = Told(packet)
         for ticket in orders.cancel:
             self._open.pop(ticket, None)
+        self._succession.left(orders.cancel)
         if self._doubt is not None or self._doubted:
             self._doubted += (packet.ticket for packet in orders.submit)
             orders = Orders(cancel=orders.cancel)
@@ -182,7 +189,7 @@ class EngineSupervisor:
         """Until this process ends, by itself or by us."""
         reader, self._writer = await asyncio.open_unix_connection(sock=process.sock)
         self._heard = time.monotonic()
-        self._progress = False
+        self._progress, self._sound = False, True
         if not self._doubted:
             self._send(Orders(submit=[told.again() for told in self._open.values()]))
         self._prove()
@@ -191,8 +198,11 @@ class EngineSupervisor:
             while data := await reader.read(1 << 18):
                 for message in process.reader.feed(data):
                     self._take(process, message)
-        except (OSError, RebarError) as error:
+        except OSError as error:
             log.error("the engine's connection failed: %s", error)
+        except RebarError as error:
+            self._sound = False
+            log.error("the engine says what cannot be: %s", error)
         finally:
             watch.cancel()
             writer, self._writer = self._writer, None
@@ -203,6 +213,12 @@ class EngineSupervisor:
                 self._past_cpu += process_cpu_seconds(process.pid) or 0.0
                 self._process = None
                 process.kill()
+                self._succession.ended(
+                    process.process.returncode,
+                    sound=self._sound,
+                    fruitful=self._progress or not self._open,
+                    waiting=self._open,
+                )
 
     def _take(self, process: EngineProcess, message: FromEngine) -> None:
         self._heard = time.monotonic()
@@ -213,6 +229,7 @@ class EngineSupervisor:
                     continue
                 told.book(delta)
                 self._progress = True
+                self._succession.said(delta)
                 if delta.last:
                     del self._open[delta.ticket]
                 if delta.ticket == self._doubt:
@@ -224,6 +241,7 @@ class EngineSupervisor:
             self._report(message)
         elif isinstance(message, Beat) and message.turn_seconds > TURN_SECONDS:
             log.error("the engine makes no step for %.0f s: replacing it", message.turn_seconds)
+            self._sound = False
             process.process.kill()
 
     async def _watch(self, process: EngineProcess) -> None:
@@ -236,7 +254,9 @@ class EngineSupervisor:
             await asyncio.sleep(WATCH_SECONDS)
             now = time.monotonic()
             silent = now - self._heard
-            if silent > SILENT_SECONDS and now - before < 2 * WATCH_SECONDS:
+            stopped = silent > STOPPED_SECONDS and process_stopped(process.pid)
+            patience = STOPPED_SECONDS if stopped else SILENT_SECONDS
+            if silent > patience and now - before < 2 * WATCH_SECONDS:
                 log.error("the engine says nothing for %.1f s: replacing it", silent)
                 process.process.kill()
                 return
@@ -273,6 +293,7 @@ class EngineSupervisor:
         self._doubted = deque() if trusted else deque(by_strikes)
         if told is not None and suspect is not None and told.strikes >= MAX_STRIKES:
             del self._open[suspect]
+            self._succession.left([suspect])
             text = (
                 f"The engine ended {MAX_STRIKES} times while it computed this. Do not send it "
                 "again as it is."
@@ -282,7 +303,7 @@ class EngineSupervisor:
 
     def _start(self) -> EngineProcess:
         """In a thread. Who stops while a process starts cannot end it: it is ended here."""
-        process = EngineProcess(self._spec)
+        process = EngineProcess(self._spec, self._succession.memory)
         with self._changing:
             if not self._stopping:
                 self._process = process
@@ -295,7 +316,10 @@ class EngineSupervisor:
         while True:
             self.restarts += 1
             try:
-                return await asyncio.to_thread(self._start)
+                process = await asyncio.to_thread(self._start)
+                stats = process.ready.stats
+                self._succession.ready(stats.adopted_blocks, stats.total_blocks)
+                return process
             except (RebarError, OSError) as error:
                 log.error("the engine does not start: %s Next try in %.1f s.", error, pause)
             await asyncio.sleep(pause)

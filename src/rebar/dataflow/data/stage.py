@@ -62,6 +62,12 @@ class Tally:
             if where is not None and len(places) < self.FIRST:
                 places.append(where)
 
+    def clear(self) -> None:
+        """Begins anew."""
+        with self._lock:
+            self._counts.clear()
+            self._first.clear()
+
     @property
     def counts(self) -> Mapping[str, int]:
         """What was counted so far."""
@@ -84,6 +90,13 @@ class Stage(ABC, Generic[In, Out]):
     def name(self) -> str:
         """As it is told in plans and errors."""
         return type(self).__name__.lower()
+
+    @property
+    def settings(self) -> Mapping[str, str | int]:
+        """What decides its results besides the items: named in the digest of a source, so that a
+        run does not go on with other settings than it began with.
+        """
+        return {}
 
     @abstractmethod
     def process_batch(self, batch: Sequence[Item[In]]) -> list[Item[Out]]:

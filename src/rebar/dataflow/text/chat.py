@@ -9,6 +9,7 @@ written.
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
@@ -53,6 +54,11 @@ class ChatTemplate:
             if id is not None
         }
 
+    @property
+    def digest(self) -> str:
+        """SHA-256 (hex) of its source."""
+        return hashlib.sha256(self._source.encode()).hexdigest()
+
     def render(
         self, messages: Messages, *, tools: Tools | None = None, add_generation_prompt: bool = True
     ) -> str:
@@ -68,6 +74,11 @@ class ChatTemplate:
         self, messages: Messages, *, tools: Tools | None = None, add_generation_prompt: bool = True
     ) -> list[int]:
         """The prompt as ids. Control ids come from the template alone; it also decides on bos."""
+        border = self.border(messages, tools)
+        return self.ids_of(self.bordered(messages, tools, add_generation_prompt, border), border)
+
+    def border(self, messages: Messages, tools: Tools | None) -> str:
+        """A noncharacter that occurs in none of these texts."""
         seen: set[str] = set()
 
         def look(text: str) -> str:
@@ -76,16 +87,29 @@ class ChatTemplate:
 
         checked_messages(messages, look)
         copied(list(tools or []), "tools", look)
-        border = self._border(seen)
-        text = self._render(
+        return self._border(seen)
+
+    def bordered(
+        self, messages: Messages, tools: Tools | None, add_generation_prompt: bool, border: str
+    ) -> str:
+        """As render, with `border` inside whatever the caller spells like a control token."""
+        return self._render(
             messages, tools, add_generation_prompt, lambda t: self._controls.broken(t, border)
         )
+
+    def ids_of(self, text: str, border: str, *, continued: bool = False) -> list[int]:
+        """Ids of a bordered text, or of a part of one. continued: its beginning is not that of a
+        text, so that no space is put before it.
+        """
         ids: list[int] = []
-        for part in self._tokenizer.split(text):
+        for number, part in enumerate(self._tokenizer.split(text)):
             if isinstance(part, int):
                 ids.append(part)
             elif plain := part.replace(border, ""):
-                ids += self._tokenizer.encode(plain, bos=False)
+                if continued and number == 0:
+                    ids += self._tokenizer.encode_on(plain)
+                else:
+                    ids += self._tokenizer.encode(plain, bos=False)
         return ids
 
     def _border(self, seen: set[str]) -> str:

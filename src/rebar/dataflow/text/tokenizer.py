@@ -14,6 +14,7 @@ becomes one U+FFFD (Unicode 16, 3.9, "substitution of maximal subparts"; what WH
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -78,9 +79,31 @@ class Tokenizer:
             ids.insert(0, self.bos_id)
         return ids
 
+    def encode_on(self, text: str) -> list[int]:
+        """Ids of ordinary text that goes on after other text: no id or space before it, nothing
+        matched whole.
+        """
+        try:
+            return self._native.encode_ordinary(text, False)
+        except UnicodeEncodeError as error:
+            raise _lone_surrogate(error) from error
+
     def encode_batch(self, texts: Iterable[str], *, special: bool = False) -> list[list[int]]:
         """encode() of each text."""
         return [self.encode(text, special=special) for text in texts]
+
+    def encode_arrays(
+        self, texts: list[str], *, before: int | None = None, after: int | None = None
+    ) -> list[NDArray[np.int32]]:
+        """Ids of ordinary texts as read-only views into one array of them all: one call, the GIL
+        free meanwhile. before, after: an id around each text; no other id is added.
+        """
+        try:
+            data, ends = self._native.encode_many(texts, False, before, after)
+        except UnicodeEncodeError as error:
+            raise _lone_surrogate(error) from error
+        ids, cuts = np.frombuffer(data, np.int32), np.frombuffer(ends, np.uint64).tolist()
+        return [ids[a:b] for a, b in pairwise([0, *cuts])]
 
     def decode(self, ids: Iterable[int], *, skip_special: bool = False) -> str:
         """Text of `ids`. skip_special leaves out control and unknown tokens.

@@ -6,10 +6,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from rebar import _native
 from rebar.graph.builder import Builder
 from rebar.graph.models.config import DecoderConfig
 from rebar.graph.nodes_lora import adapters_shape
 from rebar.graph.tensor import Tensor
+from rebar.hal import WeightFormat, aligned
+
+MAX_RANK = 1024
+_F32 = int(WeightFormat.F32)
 
 # A layer's products, and the parts that stand side by side in the output of each.
 PRODUCTS: dict[str, tuple[str, ...]] = {
@@ -38,6 +43,19 @@ class AdapterRoom:
     slots: int
     rank: int
     parts: frozenset[str] = frozenset(PARTS)
+
+
+def pair_bytes(config: DecoderConfig, part: str, rank: int) -> tuple[int, int]:
+    """Bytes of A (rank, k) and of B (n, rank) of a part, packed."""
+    n, k = part_shape(config, part)
+    a, b = _native.packed_nbytes(_F32, rank, k), _native.packed_nbytes(_F32, n, rank)
+    return aligned(a), aligned(b)
+
+
+def slot_bytes(config: DecoderConfig, room: AdapterRoom) -> int:
+    """Bytes of one slot: an adapter of the largest rank on every part it may change."""
+    layer = sum(sum(pair_bytes(config, part, room.rank)) for part in PARTS if part in room.parts)
+    return config.layers * layer
 
 
 @dataclass(frozen=True, slots=True)

@@ -66,6 +66,11 @@ COUNTERS: tuple[tuple[str, str, Callable[[EngineStats], float]], ...] = (
     ),
     ("rebar_prefix_cache_evictions", "Known blocks given up for memory", lambda s: s.evictions),
     (
+        "rebar_kv_blocks_adopted",
+        "Known blocks taken over from an engine that ended",
+        lambda s: s.adopted_blocks,
+    ),
+    (
         "rebar_spec_decode_num_draft_tokens",
         "Tokens that were guessed before they were sampled",
         lambda s: s.draft_tokens,

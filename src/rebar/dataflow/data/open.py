@@ -1,0 +1,184 @@
+"""From a file to windows: what a trainer opens.
+
+.jsonl: records (tokenize.py). A token shard: its ids. Anything else is plain text in UTF-8, one
+document, which is encoded once into a shard in the cache.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rebar.dataflow.data.batches import TrainingBatches
+from rebar.dataflow.data.dataset import Dataset, MMapDataset
+from rebar.dataflow.data.decode import Decode
+from rebar.dataflow.data.faults import OnError
+from rebar.dataflow.data.index import line_number
+from rebar.dataflow.data.mask import Long, Mask
+from rebar.dataflow.data.order import samples_at
+from rebar.dataflow.data.pack import Pack
+from rebar.dataflow.data.pipeline import DataPipeline
+from rebar.dataflow.data.stage import AnyStage
+from rebar.dataflow.data.tokenize import Tokenize
+from rebar.dataflow.data.tokens import MAGIC, PIECE, Shift, TokenDataset, write_document
+from rebar.dataflow.text.chat import ChatTemplate
+from rebar.dataflow.text.tokenizer import Tokenizer
+from rebar.errors import DataError, ModelFileError
+from rebar.hal.files import MappedFile, locked
+
+RECORDS = {".jsonl", ".ndjson", ".json"}
+BOM = b"\xef\xbb\xbf"
+SPACE = 32
+LETTER = np.array([chr(byte).isalpha() and byte < 128 for byte in range(256)])
+
+
+@dataclass(frozen=True, slots=True)
+class DataOptions:
+    """How data become windows.
+
+    rows: longest sequence, in positions. batch_rows, sequences: what a micro-batch has room for.
+    samples: sequences of a window. held_out: share of the samples kept for evaluation, from the
+    same file; which ones is decided by the seed. on_error, long: what happens to broken records and
+    to conversations that are too long. cache: folder for indexes and shards; None: beside the file.
+    """
+
+    rows: int = 512
+    batch_rows: int = 1024
+    sequences: int = 32
+    samples: int = 8
+    epochs: int = 1
+    seed: int = 0
+    shuffle: bool = True
+    held_out: float = 0.0
+    on_error: OnError = "raise"
+    long: Long = "cut"
+    workers: int = 1
+    prefetch_bytes: int = 32 << 20
+    cache: Path | None = None
+
+
+class Subset:
+    """Some samples of a data set, under numbers of their own."""
+
+    def __init__(self, dataset: Dataset, samples: NDArray[np.int64]) -> None:
+        self._dataset, self._samples = dataset, samples
+        self.digest = hashlib.sha256(dataset.digest.encode() + samples.tobytes()).hexdigest()
+
+    def __len__(self) -> int:
+        return len(self._samples)
+
+    def raws(self, samples: NDArray[np.int64]) -> Sequence[Any]:
+        """As the whole data set has them."""
+        return self._dataset.raws(self._samples[samples])
+
+    def where(self, sample: int) -> str:
+        """As the whole data set says."""
+        return self._dataset.where(int(self._samples[sample]))
+
+
+def open_training(
+    path: Path, tokenizer: Tokenizer, template: ChatTemplate | None, options: DataOptions
+) -> tuple[TrainingBatches, TrainingBatches | None]:
+    """Windows to learn from and, with `held_out`, windows to evaluate on: one epoch, in the file's
+    order. Raises DataError.
+    """
+    data: Dataset
+    if path.suffix.lower() in RECORDS:
+        data = MMapDataset(path, cache=options.cache)
+        stages = record_stages(data, tokenizer, template, options)
+    else:
+        shard = _shard(path, tokenizer, options.cache)
+        data = TokenDataset(shard, options.rows, fingerprint=tokenizer.fingerprint)
+        stages = [Shift()]
+    held = round(options.held_out * len(data))
+    if not held:
+        return _batches(data, stages, options), None
+    if held >= len(data):
+        raise DataError(f"{path}: all {held} samples would be held out. Hold out a smaller share.")
+    # No epoch has this number: what is held out is the beginning of no epoch's order.
+    order = samples_at(np.arange(len(data)), len(data), options.seed, -1)
+    kept, train = (Subset(data, np.sort(part)) for part in np.split(order, [held]))
+    evaluation = replace(options, epochs=1, shuffle=False)
+    return _batches(train, stages, options), _batches(kept, stages, evaluation)
+
+
+def record_stages(
+    data: Dataset, tokenizer: Tokenizer, template: ChatTemplate | None, options: DataOptions
+) -> list[AnyStage]:
+    """From the bytes of a record to sequences."""
+    return [
+        Decode(data.where, options.on_error),
+        Tokenize(tokenizer, template, data.where, options.on_error),
+        Mask(options.rows, data.where, options.long),
+    ]
+
+
+def _batches(data: Dataset, stages: list[AnyStage], options: DataOptions) -> TrainingBatches:
+    pipeline = DataPipeline(
+        data,
+        stages,
+        seed=options.seed,
+        shuffle=options.shuffle,
+        workers=options.workers,
+        prefetch_bytes=options.prefetch_bytes,
+    )
+    pack = Pack(max(options.batch_rows, options.rows), options.sequences)
+    return TrainingBatches(pipeline, pack, samples=options.samples, epochs=options.epochs)
+
+
+def _shard(path: Path, tokenizer: Tokenizer, cache: Path | None) -> Path:
+    """The shard at `path`, or the one of the plain text there, made if it is not there yet."""
+    try:
+        file = MappedFile(path)
+    except ModelFileError as error:
+        raise DataError(f"{path} cannot be read: is it a file with text, and yours?") from error
+    if bytes(file.data[: len(MAGIC)]) == MAGIC:
+        return path
+    state = (str(path.resolve()), file.nbytes, path.stat().st_mtime_ns, tokenizer.fingerprint)
+    name = hashlib.sha256(repr(state).encode()).hexdigest()[:32] + ".ids"
+    shard = path.with_name(f"{path.name}.{name}") if cache is None else cache / "tokens" / name
+    try:
+        with locked(shard.with_suffix(".lock")):
+            if not shard.exists():
+                write_document(shard, tokenizer, _texts(file, path))
+    except OSError as error:
+        raise DataError(
+            f"{path}: its ids cannot be kept in {shard.parent}: {error.strerror or error}. "
+            "Make the folder writable, or give another one for caches."
+        ) from error
+    return shard
+
+
+def _texts(file: MappedFile, path: Path) -> Iterator[str]:
+    """The text in pieces, cut before the space between two words: no token of any vocabulary here
+    reaches over that, and none looks over it to find its end. (A line end will not do: how several
+    are taken together depends on what follows.)
+    """
+    data, at = file.data, len(BOM) if bytes(file.data[: len(BOM)]) == BOM else 0
+    while at < len(data):
+        end = _between_words(data, at + PIECE)
+        try:
+            yield bytes(data[at:end]).decode()
+        except UnicodeDecodeError as error:
+            line = line_number(data, at + error.start)
+            raise DataError(
+                f"{path}, line {line}: no UTF-8 ({error.reason}). Convert it with iconv."
+            ) from error
+        at = end
+
+
+def _between_words(data: NDArray[np.uint8], at: int) -> int:
+    """The first place from `at` on with a letter before it, a space, a letter; or the end."""
+    for begin in range(at, len(data), PIECE):
+        some = data[begin - 1 : begin + PIECE + 1]
+        letter = LETTER[some]
+        places = np.flatnonzero(letter[:-2] & (some[1:-1] == SPACE) & letter[2:])
+        if places.size:
+            return begin + int(places[0])
+    return len(data)

@@ -1,0 +1,210 @@
+"""DataPipeline: a data set in its order, through stages, with bounded memory.
+
+Chunks of consecutive places go through all stages, several at once on threads (text is encoded
+without the GIL; threads share everything, so that more of them cost no memory), and come out in
+order. How many samples a chunk has follows the memory that is free; what is being worked on or
+waits to be taken has a budget in bytes. Neither changes what comes out: stages are functions of
+their items (stage.py).
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from rebar.dataflow.data.dataset import Dataset
+from rebar.dataflow.data.order import samples_at
+from rebar.dataflow.data.stage import AnyStage, Item
+from rebar.errors import DataError
+from rebar.hal import read_machine
+
+AnyItem = Item[Any]
+PROBED_EVERY = (
+    64  # chunks, of which one has its footprints estimated anew: the estimate is work too
+)
+
+
+def free_memory() -> int:
+    """Bytes that this process could still take."""
+    return read_machine().memory_available
+
+
+class BatchSizer:
+    """How many samples go through the stages together: as many as fit into a share of the memory
+    that is free now. Less at once when memory goes, twice as many at most when it comes back.
+    """
+
+    LOOK_S = 0.05  # how long a reading of the free memory counts
+
+    def __init__(
+        self,
+        least: int = 1,
+        most: int = 256,
+        share: float = 1 / 16,
+        free: Callable[[], int] = free_memory,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """least, most: samples. share: of the free memory, for one chunk."""
+        if not 1 <= least <= most:
+            raise DataError(f"chunks of {least} to {most} samples are none. Give 1 or more.")
+        self.least, self.most, self.size = least, most, least
+        self._share, self._free, self._clock = share, free, clock
+        self._read_at, self._room = float("-inf"), 0.0
+
+    def room(self) -> float:
+        """Bytes that one chunk may take now."""
+        if self._clock() - self._read_at >= self.LOOK_S:
+            self._read_at, self._room = self._clock(), self._share * self._free()
+        return self._room
+
+    def next(self, bytes_per_sample: float, limit: float) -> int:
+        """Samples of the next chunk, which may take `limit` bytes at most."""
+        fitting = int(min(self.room(), limit) / max(bytes_per_sample, 1.0))
+        self.size = max(self.least, min(fitting, 2 * self.size, self.most))
+        return self.size
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """A chunk that went through. footprints: stage name to estimated bytes, for a probed one."""
+
+    items: list[AnyItem]
+    footprints: Mapping[str, int] | None
+
+
+@dataclass(slots=True)
+class Flight:
+    """A chunk on its way. weight: bytes of its raw samples."""
+
+    result: Future[Done]
+    count: int
+    weight: int
+
+
+class DataPipeline:
+    """Reads `dataset` through `stages`."""
+
+    def __init__(
+        self,
+        dataset: Dataset,
+        stages: Sequence[AnyStage],
+        *,
+        seed: int = 0,
+        shuffle: bool = True,
+        workers: int = 1,
+        prefetch_bytes: int = 32 << 20,
+        sizer: BatchSizer | None = None,
+    ) -> None:
+        """workers: threads; 0: the caller's. prefetch_bytes: of chunks worked on and waiting."""
+        self.dataset, self.stages = dataset, tuple(stages)
+        self.seed, self.shuffle = seed, shuffle
+        self.sizer = sizer or BatchSizer()
+        self._workers, self._budget = workers, prefetch_bytes
+        self._per_byte = 0.0  # bytes at the widest place between stages, for a byte of raw sample
+        self._per_sample = 0.0  # the same, for a sample
+        self.footprints: Mapping[str, float] = {}  # estimated bytes a sample, by stage
+
+    def run(self, epoch: int = 0, place: int = 0) -> Generator[AnyItem]:
+        """What comes out, from that place of the epoch's order to its end. Close it to stop."""
+        if self._workers == 0:
+            return self._alone(epoch, place)
+        return self._ahead(epoch, place)
+
+    def _alone(self, epoch: int, place: int) -> Generator[AnyItem]:
+        for number, chunk in enumerate(self._chunks(epoch, place)):
+            done = self._through(chunk, number % PROBED_EVERY == 0)
+            self._learn(done, len(chunk), _weights(chunk))
+            yield from done.items
+
+    def _ahead(self, epoch: int, place: int) -> Generator[AnyItem]:
+        """Chunks are begun while the budget allows; one is always allowed."""
+        flights: deque[Flight] = deque()
+        chunks, number = self._chunks(epoch, place), 0
+        waiting = next(chunks, None)
+        with ThreadPoolExecutor(self._workers, "rebar-data") as pool:
+            try:
+                while waiting or flights:
+                    while waiting and self._may_begin(flights, waiting):
+                        result = pool.submit(self._through, waiting, number % PROBED_EVERY == 0)
+                        flights.append(Flight(result, len(waiting), _weights(waiting)))
+                        waiting, number = next(chunks, None), number + 1
+                    yield from self._landed(flights[0])
+                    flights.popleft()
+            finally:
+                for flight in flights:
+                    flight.result.cancel()
+
+    def _landed(self, flight: Flight) -> Iterator[AnyItem]:
+        done = flight.result.result()
+        self._learn(done, flight.count, flight.weight)
+        yield from done.items
+
+    def _may_begin(self, flights: deque[Flight], chunk: list[AnyItem]) -> bool:
+        """The first chunk goes alone: it tells what the others will cost."""
+        if not flights:
+            return True
+        weight = sum(flight.weight for flight in flights) + _weights(chunk)
+        return self._per_byte > 0 and self._cost(weight) <= self._budget
+
+    def _chunks(self, epoch: int, place: int) -> Iterator[list[AnyItem]]:
+        """Consecutive places, as many together as the sizer says and memory allows."""
+        count = len(self.dataset)
+        while place < count:
+            size = self.sizer.next(self._per_sample, self._budget / (self._workers + 1))
+            places = np.arange(place, min(place + size, count))
+            samples = samples_at(places, count, self.seed, epoch) if self.shuffle else places
+            raws = self.dataset.raws(samples)
+            numbers = zip(places.tolist(), samples.tolist(), raws, strict=True)
+            chunk = [Item(epoch, at, sample, raw) for at, sample, raw in numbers]
+            taken = self._fitting(chunk)
+            place += taken
+            yield chunk[:taken]
+
+    def _fitting(self, chunk: list[AnyItem]) -> int:
+        """How many of its samples fit together: a long one may stand among short ones."""
+        room = min(self.sizer.room(), self._budget / (self._workers + 1))
+        total = 0.0
+        for number, item in enumerate(chunk):
+            total += self._cost(_weight(item))
+            if total > room and number >= self.sizer.least:
+                return number
+        return len(chunk)
+
+    def _cost(self, weight: int) -> float:
+        return weight * self._per_byte
+
+    def _through(self, items: list[AnyItem], probed: bool) -> Done:
+        found: dict[str, int] = {}
+        for stage in self.stages:
+            if probed:
+                found[stage.name] = stage.get_memory_footprint(items)
+            items = stage.process_batch(items)
+        return Done(items, found if probed else None)
+
+    def _learn(self, done: Done, count: int, weight: int) -> None:
+        """The widest place: what one stage reads and what it makes are there together."""
+        if done.footprints is None:
+            return
+        made = list(done.footprints.values())
+        widest = max((a + b for a, b in zip([0, *made], made, strict=False)), default=0)
+        self._per_byte = max(widest, 1) / max(weight, 1)
+        self._per_sample = max(widest, 1) / count
+        self.footprints = {name: nbytes / count for name, nbytes in done.footprints.items()}
+
+
+def _weights(items: list[AnyItem]) -> int:
+    return sum(map(_weight, items))
+
+
+def _weight(item: AnyItem) -> int:
+    """Bytes of a raw sample."""
+    nbytes = getattr(item.value, "nbytes", None)
+    if isinstance(nbytes, int):
+        return nbytes
+    return len(item.value) if isinstance(item.value, bytes | str) else 1

@@ -1,0 +1,98 @@
+"""The modules of a decoder by the names transformers gives them, and which of them a PEFT
+configuration means.
+
+Rules of matching: peft, tuners/tuners_utils.py, check_target_module_exists.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rebar.graph.models.adapted import PARTS
+from rebar.graph.models.config import DecoderConfig
+
+ALL_LINEAR = "all-linear"
+INSIDE = {
+    "q": "self_attn.q_proj",
+    "k": "self_attn.k_proj",
+    "v": "self_attn.v_proj",
+    "out": "self_attn.o_proj",
+    "gate": "mlp.gate_proj",
+    "up": "mlp.up_proj",
+    "down": "mlp.down_proj",
+}
+# How a decoder inside a larger model is spelled (Gemma 3 with pictures, old and new).
+_SPELLINGS = ("model.", "model.language_model.", "language_model.model.")
+MAX_PATTERN = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A part of a layer."""
+
+    layer: int
+    part: str
+
+
+def module_of(layer: int, part: str) -> str:
+    """The name of a module: model.layers.3.self_attn.q_proj."""
+    return f"model.layers.{layer}.{INSIDE[part]}"
+
+
+def modules(config: DecoderConfig) -> dict[str, Place]:
+    """Every module that can have an adapter."""
+    places = [Place(layer, part) for layer in range(config.layers) for part in PARTS]
+    return {module_of(place.layer, place.part): place for place in places}
+
+
+def plain(name: str) -> str:
+    """A module's or tensor's name as this decoder has it, however it was spelled."""
+    name = name.removeprefix("base_model.model.")
+    for spelling in _SPELLINGS[1:]:
+        if name.startswith(spelling):
+            return "model." + name.removeprefix(spelling)
+    return name
+
+
+def spellings(module: str) -> list[str]:
+    """The names that a configuration may have meant a module by."""
+    return [spelling + module.removeprefix("model.") for spelling in _SPELLINGS]
+
+
+def names(pattern: str | Sequence[str], module: str) -> bool:
+    """Whether a pattern (a regular expression for the whole name) or a list of names or name ends
+    means a module.
+    """
+    if isinstance(pattern, str):
+        return any(re.fullmatch(pattern, spelled) for spelled in spellings(module))
+    ends = tuple(f".{name}" for name in pattern)
+    return any(
+        spelled in pattern or (bool(ends) and spelled.endswith(ends))
+        for spelled in spellings(module)
+    )
+
+
+def targeted(
+    config: DecoderConfig,
+    targets: str | Sequence[str],
+    exclude: str | Sequence[str] = (),
+    layers: Sequence[int] | None = None,
+) -> tuple[dict[str, Place], list[str]]:
+    """The modules that are meant, by name, and the targets that mean none. layers: only these."""
+    everything = modules(config)
+    if targets == ALL_LINEAR:
+        means = dict(everything)
+    else:
+        means = {name: place for name, place in everything.items() if names(targets, name)}
+    if isinstance(targets, str):
+        unknown = [] if means else [targets]
+    else:
+        unknown = [t for t in targets if not any(names([t], name) for name in everything)]
+    kept = {
+        name: place
+        for name, place in means.items()
+        if not (exclude and names(exclude, name)) and (layers is None or place.layer in layers)
+    }
+    return kept, unknown
