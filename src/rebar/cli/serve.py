@@ -25,6 +25,9 @@ from rebar.cli.output import note, progress, timed
 from rebar.cli.settings import places
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
+    from rebar.graph import RunnerOptions
     from rebar.service.http.access import Access
     from rebar.service.router import ModelService
 
@@ -87,6 +90,7 @@ def _load(
     """
     from rebar.dataflow.models import open_source
     from rebar.graph import plan_memory
+    from rebar.graph.weights.classifier import is_classifier
     from rebar.graph.weights.source import resolve
     from rebar.hal import DeviceManager
     from rebar.service.engine_process import EngineProcess
@@ -101,6 +105,8 @@ def _load(
     note(f"device     {device.backend.describe()}")
     with timed("fetch"), progress() as shown:
         source = resolve(model, where.cache, hub=where.hub, progress=shown, offline=offline)
+    if is_classifier(source):
+        return _load_classifier(source, name, options, queue)
     with timed("convert"), progress() as shown:
         file = open_source(source, where.cache, shown)
     for line in plan_memory(file, options, device.budget, kept=True).lines():
@@ -109,4 +115,24 @@ def _load(
     with timed("engine"):
         first = EngineProcess(spec, new_memory())
     served = open_served(file, first.ready.limits, name=name)
+    return ModelService.in_process(served, first, spec)
+
+
+def _load_classifier(
+    source: Path, name: str, options: RunnerOptions, queue: QueueFlags
+) -> ModelService:
+    """An image classifier in an engine process."""
+    from rebar.graph.weights.classifier import open_classifier
+    from rebar.service.engine_process import EngineProcess
+    from rebar.service.messages import EngineSpec
+    from rebar.service.router import ModelService
+    from rebar.service.starting import served_classifier
+
+    file = open_classifier(source)
+    c = file.config
+    note(f"classifier {c.height} x {c.width} x {c.channels} pixels, {len(c.labels)} labels")
+    spec = EngineSpec(str(source), options, queue.max_running, queue.max_waiting)
+    with timed("engine"):
+        first = EngineProcess(spec)
+    served = served_classifier(file, first.ready.limits, name=name)
     return ModelService.in_process(served, first, spec)

@@ -137,12 +137,7 @@ class InferenceEngine:
         """Says that a choice cannot keep its deadline; nobody works on it any more."""
         self._forget(packet.ticket)
         self._stats = msgspec.structs.replace(self._stats, expired=self._stats.expired + 1)
-        text = "The deadline could not be met. Allow more time, or try when fewer requests wait."
-        return Delta(
-            ticket=packet.ticket,
-            failure=Failure(text, code=DEADLINE),
-            record=journal.record(packet.priority, now),
-        )
+        return expired(packet, journal, now)
 
     def fail_all(self, failure: Failure) -> list[Delta]:
         """Ends every open choice with `failure`; the engine stands empty and ready."""
@@ -340,6 +335,13 @@ class InferenceEngine:
             sampled_tokens=was.sampled_tokens + sum(len(delta.ids) for delta in deltas),
             failures=was.failures + sum(delta.failure is not None for delta in deltas),
         )
+
+
+def expired(packet: RequestPacket, journal: Journal, now: float) -> Delta:
+    """What is told of a choice whose deadline could not be met."""
+    text = "The deadline could not be met. Allow more time, or try when fewer requests wait."
+    record = journal.record(packet.priority, now)
+    return Delta(ticket=packet.ticket, failure=Failure(text, code=DEADLINE), record=record)
 
 
 def class_of(priority: int) -> int:

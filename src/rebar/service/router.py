@@ -14,9 +14,8 @@ from typing import ParamSpec, Protocol
 
 import msgspec
 
-from rebar.errors import EngineError, OverloadedError
+from rebar.errors import EngineError, InputError, OverloadedError
 from rebar.service.admission import Admission
-from rebar.service.engine import InferenceEngine
 from rebar.service.engine_process import EngineProcess
 from rebar.service.history import RequestHistory
 from rebar.service.measures import ChoiceTimes, Measures
@@ -34,7 +33,7 @@ from rebar.service.messages import (
 from rebar.service.model import ServedModel
 from rebar.service.supervisor import EngineSupervisor
 from rebar.service.validator import Validator, model_not_found
-from rebar.service.worker import EngineWorker
+from rebar.service.worker import Engine, EngineWorker
 
 log = logging.getLogger("rebar.service")
 P = ParamSpec("P")
@@ -180,7 +179,7 @@ class ModelService:
         return self.worker.alive and self.silent_seconds < STALL_SECONDS
 
     @classmethod
-    def in_thread(cls, model: ServedModel, engine: InferenceEngine) -> ModelService:
+    def in_thread(cls, model: ServedModel, engine: Engine) -> ModelService:
         """Computed by a thread of this process."""
         return cls(model, lambda report: EngineWorker(engine, report), engine.stats())
 
@@ -319,14 +318,29 @@ class ServiceRouter:
             for name in (service.model.name, *service.model.aliases)
         }
 
-    def route(self, model: str | None) -> ModelService:
-        """The service of `model`; the first one when no model is named. Raises ModelNameError."""
-        if model is None:
-            return self.services[0]
+    def find(self, model: str) -> ModelService:
+        """The service of `model`. Raises ModelNameError."""
         service = self._by_name.get(model)
         if service is None:
             raise model_not_found(model)
         return service
+
+    def route(self, model: str | None, *, images: bool = False) -> ModelService:
+        """The service of `model`; the first one of its kind when no model is named. images: an
+        image classifier is asked for, else a language model. Raises ModelNameError, and InputError
+        for a model of the other kind.
+        """
+        found = self.services if model is None else [self.find(model)]
+        for service in found:
+            if (service.model.classifier is not None) == images:
+                return service
+        asked, path = ("images", "/v1/classify") if images else ("text", "/v1/chat/completions")
+        who = "No model here takes" if model is None else f"The model {model!r} does not take"
+        raise InputError(
+            f"{who} {asked}. POST {path} is for those that do; GET /v1/models lists what there is.",
+            param="model",
+            code="wrong_model_kind",
+        )
 
     def start(self) -> None:
         """Starts every worker in the running loop."""

@@ -68,6 +68,7 @@ COUNTERS = (
     "draft_tokens",
     "accepted_tokens",
     "adopted_blocks",
+    "images",
 )
 
 

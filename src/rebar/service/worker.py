@@ -12,14 +12,38 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from typing import Protocol
 
-from rebar.service.engine import InferenceEngine, failure_of
-from rebar.service.messages import STOPPING, Delta, Orders, StepReport
+from rebar.service.engine import failure_of
+from rebar.service.messages import STOPPING, Delta, EngineStats, Failure, Orders, StepReport
 
 log = logging.getLogger("rebar.service.engine")
 
 HEARTBEAT_SECONDS = 1.0
 """An idle engine still reports this often, so that silence means trouble."""
+
+
+class Engine(Protocol):
+    """What a worker drives: InferenceEngine, ClassifierEngine."""
+
+    @property
+    def idle(self) -> bool:
+        """Whether a step would have nothing to do."""
+
+    def obey(self, orders: Orders, /) -> list[Delta]:
+        """Takes in new choices and lets go of cancelled ones; says which were refused."""
+
+    def step(self) -> list[Delta]:
+        """One step; what it said."""
+
+    def fail_all(self, failure: Failure, /) -> list[Delta]:
+        """Ends every open choice."""
+
+    def stats(self) -> EngineStats:
+        """Counters and gauges."""
+
+    def close(self) -> None:
+        """Frees the model."""
 
 
 class EngineWorker:
@@ -28,7 +52,7 @@ class EngineWorker:
     `report` is called in that thread, once per step; it must not block and must not raise.
     """
 
-    def __init__(self, engine: InferenceEngine, report: Callable[[StepReport], None]) -> None:
+    def __init__(self, engine: Engine, report: Callable[[StepReport], None]) -> None:
         self.engine = engine
         self._report = report
         self._orders = Orders()

@@ -22,23 +22,24 @@ from rebar.dataflow.images.decode import DecodeImages, Picture
 from rebar.dataflow.images.pixels import normalized
 from rebar.errors import DataError
 from rebar.graph.image_batch import ImageBatch
+from rebar.graph.models.image_config import ConvNetConfig
 from rebar.graph.window import Position, Window
 
 Group = tuple[Picture, ...]
 
 
 class BatchImages(Stage[Group, ImageBatch]):
-    """Groups of pictures to what the learner takes, normalized. key, first: of the first group."""
+    """Groups of pictures to what the learner takes, normalized. key: of their window."""
 
-    def __init__(self, key: tuple[int, int] = (0, 0)) -> None:
+    def __init__(self, config: ConvNetConfig, key: tuple[int, int] = (0, 0)) -> None:
         super().__init__()
-        self._key = key
+        self._config, self._key = config, key
 
     def process_batch(self, batch: Sequence[Item[Group]]) -> list[Item[ImageBatch]]:
         """A batch for each group; the groups are those of one window, in order."""
         done, first = [], 0
         for item in batch:
-            images = np.stack([normalized(p.pixels).reshape(-1) for p in item.value])
+            images = np.stack([normalized(p.pixels, self._config).reshape(-1) for p in item.value])
             labels = np.array([p.label for p in item.value], np.int32)
             done.append(item.having(ImageBatch(images, labels, self._key, first)))
             first += len(labels)
@@ -60,12 +61,18 @@ class ImageBatches:
     """A BatchSource over a pipeline whose last stage makes Pictures."""
 
     def __init__(
-        self, pipeline: DataPipeline, *, samples: int, rows: int, epochs: int = 1
+        self,
+        pipeline: DataPipeline,
+        config: ConvNetConfig,
+        *,
+        samples: int,
+        rows: int,
+        epochs: int = 1,
     ) -> None:
         """samples: images of a window; rows: of a micro-batch. Raises DataError for an empty set."""
         if min(samples, rows, epochs) < 1 or not len(pipeline.dataset):
             raise DataError("a run needs images, and 1 or more in a window. Give more.")
-        self.pipeline = pipeline
+        self.pipeline, self._config = pipeline, config
         self._samples, self._rows, self._epochs = samples, rows, epochs
         self._epoch = self._place = 0
         self._stream: Generator[Item[Picture]] | None = None
@@ -121,7 +128,7 @@ class ImageBatches:
         if self._place == len(self.pipeline.dataset):
             self.close()
             self._epoch, self._place = self._epoch + 1, 0
-        batches = grouped(items, self._rows, (self.pipeline.seed, number))
+        batches = grouped(items, self._config, self._rows, (self.pipeline.seed, number))
         return Window(
             tuple(batches),
             supervised=len(items),
@@ -142,18 +149,22 @@ class ImageBatches:
 
 
 def grouped(
-    items: Sequence[Item[Picture]], rows: int, key: tuple[int, int] = (0, 0)
+    items: Sequence[Item[Picture]],
+    config: ConvNetConfig,
+    rows: int,
+    key: tuple[int, int] = (0, 0),
 ) -> list[ImageBatch]:
     """The items in batches of at most `rows`."""
     groups = [
         items[begin].having(tuple(item.value for item in items[begin : begin + rows]))
         for begin in range(0, len(items), rows)
     ]
-    return [item.value for item in BatchImages(key).process_batch(groups)]
+    return [item.value for item in BatchImages(config, key).process_batch(groups)]
 
 
-def held_out(dataset: ImageDataset, decode: DecodeImages, rows: int) -> list[ImageBatch]:
+def held_out(dataset: ImageDataset, config: ConvNetConfig, rows: int) -> list[ImageBatch]:
     """All images as they are, in batches, for evaluation."""
+    decode = DecodeImages(config.height, config.width, config.channels, dataset.where)
     raws = dataset.raws(np.arange(len(dataset)))
     items = decode.process_batch([Item(0, i, i, raw) for i, raw in enumerate(raws)])
-    return grouped(items, rows)
+    return grouped(items, config, rows)

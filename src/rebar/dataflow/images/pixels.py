@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rebar.errors import InputError
+from rebar.graph.models.image_config import ConvNetConfig
 
 F32 = NDArray[np.float32]
 Pixels = NDArray[np.uint8] | NDArray[np.float32]
@@ -23,9 +24,10 @@ def with_channels(pixels: Pixels, channels: int) -> Pixels:
     return np.rint(luma).astype(pixels.dtype)[..., None]
 
 
-def normalized(pixels: Pixels) -> F32:
-    """0 .. 255 to -1 .. 1, one float32 division and difference an element."""
-    return pixels.astype(np.float32) / np.float32(127.5) - np.float32(1.0)
+def normalized(pixels: Pixels, config: ConvNetConfig) -> F32:
+    """0 .. 255 to config.low .. config.high: one float32 product and sum an element."""
+    step = np.float32((config.high - config.low) / 255)
+    return pixels.astype(np.float32) * step + np.float32(config.low)
 
 
 def check_size(height: int, width: int, due: tuple[int, int]) -> None:

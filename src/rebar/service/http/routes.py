@@ -11,6 +11,7 @@ from rebar.errors import InputError
 from rebar.service.body import decode_body
 from rebar.service.from_messages import from_input
 from rebar.service.http import openapi
+from rebar.service.http.classify import ClassifyRoutes
 from rebar.service.http.embeddings import EmbeddingRoutes
 from rebar.service.http.errors import HttpError
 from rebar.service.http.exchange import ChatExchange, CompletionExchange
@@ -82,7 +83,7 @@ class Routes:
 
     async def model(self, model: str) -> Response:
         """Describes one model."""
-        return _json_response(msgspec.json.encode(describe_model(self._router.route(model))))
+        return _json_response(msgspec.json.encode(describe_model(self._router.find(model))))
 
     async def tokenize(self, request: Request) -> Response:
         """Token ids of a text or of a conversation."""
@@ -147,7 +148,9 @@ def _json_response(body: bytes, status: int = 200) -> Response:
     return Response(body, status, media_type="application/json")
 
 
-def api_router(routes: Routes, embeddings: EmbeddingRoutes) -> APIRouter:
+def api_router(
+    routes: Routes, embeddings: EmbeddingRoutes, classify: ClassifyRoutes
+) -> APIRouter:
     """Every route with its place in the OpenAPI document."""
     api = APIRouter()
     post, get = api.post, api.get
@@ -157,6 +160,7 @@ def api_router(routes: Routes, embeddings: EmbeddingRoutes) -> APIRouter:
     post("/v1/messages", **openapi.MESSAGES)(routes.messages)
     post("/v1/messages/count_tokens", **openapi.COUNT_TOKENS)(routes.count_tokens)
     post("/v1/embeddings", **openapi.EMBEDDINGS)(embeddings.embeddings)
+    post("/v1/classify", **openapi.CLASSIFY)(classify.classify)
     get("/v1/requests/{request_id:path}", **openapi.REQUEST)(routes.request)
     get("/v1/models", **openapi.MODELS)(routes.models)
     get("/v1/models/{model:path}", **openapi.MODEL)(routes.model)
