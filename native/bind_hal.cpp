@@ -11,7 +11,8 @@
 
 using namespace rb::bind;
 
-void bind_lora(Class& c);  // native/bind_lora.cpp
+void bind_lora(Class& c);      // native/bind_lora.cpp
+void bind_training(Class& c);  // native/bind_training.cpp
 
 namespace {
 
@@ -232,6 +233,7 @@ void bind_launches(Class& c) {
   bind_softcap(c);
   bind_lora(c);
   bind_image_launches(c);
+  bind_training(c);
 }
 
 }  // namespace

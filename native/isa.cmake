@@ -18,8 +18,25 @@ if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64|amd64")
   set_source_files_properties(${RB_UNITS_avx2} PROPERTIES COMPILE_OPTIONS "${RB_AVX2}")
   set_source_files_properties(${RB_UNITS_avx512} PROPERTIES COMPILE_OPTIONS "${RB_AVX512}")
 elseif(CMAKE_SYSTEM_PROCESSOR MATCHES "aarch64|arm64")
-  set_source_files_properties(${RB_UNITS_neon} PROPERTIES COMPILE_OPTIONS "-march=armv8.2-a+dotprod")
+  set(RB_NEON -march=armv8.2-a+dotprod)
+  set_source_files_properties(${RB_UNITS_neon} PROPERTIES COMPILE_OPTIONS "${RB_NEON}")
 endif()
+set(RB_SCALAR -DRB_ONE_LANE)
 if(RB_SANITIZE)
-  set_source_files_properties(${RB_UNITS_scalar} PROPERTIES COMPILE_OPTIONS "-O1") # -O2 vectorizes checked lanes for minutes
+  list(APPEND RB_SCALAR -O1) # -O2 vectorizes checked lanes for minutes
+  set_source_files_properties(${RB_UNITS_scalar} PROPERTIES COMPILE_OPTIONS "-O1")
 endif()
+
+# Every source of native/cpu/training, once per instruction set: the flags and definitions come from here, a change compiles one stem.
+file(GLOB RB_TRAINING_SOURCES CONFIGURE_DEPENDS native/cpu/training/*.cpp)
+foreach(isa scalar avx2 avx512 neon)
+  string(TOUPPER ${isa} flags)
+  if(DEFINED RB_${flags})
+    add_library(rebar_training_${isa} OBJECT ${RB_TRAINING_SOURCES})
+    target_include_directories(rebar_training_${isa} PRIVATE native)
+    target_compile_options(rebar_training_${isa} PRIVATE $<TARGET_PROPERTY:rebar_core,COMPILE_OPTIONS> ${RB_${flags}})
+    target_compile_definitions(
+      rebar_training_${isa} PRIVATE $<TARGET_PROPERTY:rebar_core,COMPILE_DEFINITIONS> RB_NS=${isa} "RB_VEC=\"cpu/vec_${isa}.h\"")
+    target_sources(rebar_core PRIVATE $<TARGET_OBJECTS:rebar_training_${isa}>)
+  endif()
+endforeach()

@@ -282,6 +282,7 @@ typedef struct {
 } rb_lora_up;
 
 #include "rebar_image.h"
+#include "rebar_training.h"
 
 typedef enum {
   RB_OP_EMBED,
@@ -312,6 +313,7 @@ typedef enum {
   RB_OP_RELU,
   RB_OP_RELU_GRADIENT,
   RB_OP_DROPOUT,
+  RB_TRAINING_OPS,  // rebar_training.h
   RB_OPS
 } rb_op;
 
@@ -342,6 +344,7 @@ typedef union {
   rb_relu relu;
   rb_relu_gradient relu_gradient;
   rb_dropout dropout;
+  RB_TRAINING_ARGS
 } rb_args;
 
 typedef struct {

@@ -9,6 +9,7 @@
 #include "cpu/rms_norm.h"
 #include "cpu/rope.h"
 #include "cpu/rope_append.h"
+#include "cpu/training/kernels.h"
 
 namespace rb::RB_NS {
 
@@ -40,6 +41,20 @@ constexpr rb_kernel kTable[RB_OPS] = {
     {"relu", relu_tasks, relu_run, no_scratch},
     {"relu_gradient", relu_gradient_tasks, relu_gradient_run, no_scratch},
     {"dropout", dropout_tasks, dropout_run, no_scratch},
+    {"sum_rows", sum_rows_tasks, sum_rows_run, no_scratch},
+    {"add_into", add_into_tasks, add_into_run, no_scratch},
+    {"zero", zero_tasks, zero_run, no_scratch},
+    {"embed_gradient", embed_gradient_tasks, embed_gradient_run, no_scratch},
+    {"rms_norm_gradient", rms_norm_gradient_tasks, rms_norm_gradient_run, no_scratch},
+    {"rope_gradient", rope_gradient_tasks, rope_gradient_run, no_scratch},
+    {"gated_gradient", gated_gradient_tasks, gated_gradient_run, no_scratch},
+    {"select_gradient", select_gradient_tasks, select_gradient_run, no_scratch},
+    {"softcap_gradient", softcap_gradient_tasks, softcap_gradient_run, no_scratch},
+    {"cross_entropy", cross_entropy_tasks, cross_entropy_run, no_scratch},
+    {"cross_entropy_gradient", cross_entropy_gradient_tasks, cross_entropy_gradient_run, no_scratch},
+    {"square_sums", square_sums_tasks, square_sums_run, no_scratch},
+    {"adamw", adamw_tasks, adamw_run, no_scratch},
+    {"sgd", sgd_tasks, sgd_run, no_scratch},
 };
 
 }  // namespace rb::RB_NS

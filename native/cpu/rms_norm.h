@@ -1,22 +1,12 @@
 // rms_norm.h: y = x / sqrt(mean(x^2) + eps) * weight (Zhang and Sennrich, arXiv:1910.07467), per slice of n values.
 //
-// Sum of squares: lane i % 16, ascending i, one fma each; lanes as a binary tree. y = (x * (1 / sqrt(sum / n + eps))) * weight.
+// Sum of squares: sums.h. y = (x * (1 / sqrt(sum / n + eps))) * weight.
 // y or yq may be NULL.
 #pragma once
 #include "cpu/quantize.h"
+#include "cpu/sums.h"
 
 namespace rb::RB_NS {
-
-RB_INLINE float inverse_rms(const float* x, int n, float eps) {
-  F sum = set1(0.0f);
-  int i = 0;
-  for (; i + 16 <= n; i += 16) sum = fma(load(x + i), load(x + i), sum);
-  if (i < n) {
-    const F tail = load(x + i, n - i);
-    sum = fma(tail, tail, sum);
-  }
-  return 1.0f / __builtin_sqrtf(sum_lanes(sum) / static_cast<float>(n) + eps);
-}
 
 RB_INLINE void norm_slice(const float* x, const float* weight, float* y, int n, float eps) {
   const F scale = set1(inverse_rms(x, n, eps));

@@ -67,6 +67,7 @@ RB_LIFT2(I, bit_and, pi_and, I)
 RB_LIFT2(I, max, pi_max, I)
 RB_LIFT2(B, bit_and, pb_and, B)
 RB_LIFT2(B, bit_or, pb_or, B)
+RB_LIFT1(F, sqrt, p_sqrt, F)
 RB_LIFT1(I, bits, p_bits, F)
 RB_LIFT1(F, float_bits, p_float_of, I)
 RB_LIFT1(F, to_float, pi_to_float, I)
@@ -239,6 +240,19 @@ RB_INLINE I sum_each(const I (&v)[16]) {
   return load(out);
 }
 #endif
+// v[i] lane j <-> v[j] lane i.
+RB_INLINE void transpose(F (&v)[16]) {
+#ifdef RB_TRANSPOSED_FLOATS
+  p_transpose(&v[0].p[0]);
+#else
+  float from[256], to[256];
+  RB_UNROLL for (int i = 0; i < 16; ++i) store(from + 16 * i, v[i]);
+  for (int i = 0; i < 16; ++i) {
+    for (int j = 0; j < 16; ++j) to[16 * j + i] = from[16 * i + j];
+  }
+  RB_UNROLL for (int i = 0; i < 16; ++i) v[i] = load(to + 16 * i);
+#endif
+}
 // The larger of lanes 2i and 2i+1, in both.
 RB_INLINE I max_pairs(I v) {
 #ifdef RB_TRANSPOSED_REDUCTION

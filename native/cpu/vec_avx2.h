@@ -18,6 +18,7 @@ RB_INLINE PF p_add(PF a, PF b) { return _mm256_add_ps(a, b); }
 RB_INLINE PF p_sub(PF a, PF b) { return _mm256_sub_ps(a, b); }
 RB_INLINE PF p_mul(PF a, PF b) { return _mm256_mul_ps(a, b); }
 RB_INLINE PF p_div(PF a, PF b) { return _mm256_div_ps(a, b); }
+RB_INLINE PF p_sqrt(PF a) { return _mm256_sqrt_ps(a); }
 RB_INLINE PF p_fma(PF a, PF b, PF c) { return _mm256_fmadd_ps(a, b, c); }
 RB_INLINE PF p_min(PF a, PF b) { return _mm256_min_ps(a, b); }
 RB_INLINE PF p_max(PF a, PF b) { return _mm256_max_ps(a, b); }

@@ -18,6 +18,7 @@ RB_INLINE PF p_add(PF a, PF b) { return _mm512_add_ps(a, b); }
 RB_INLINE PF p_sub(PF a, PF b) { return _mm512_sub_ps(a, b); }
 RB_INLINE PF p_mul(PF a, PF b) { return _mm512_mul_ps(a, b); }
 RB_INLINE PF p_div(PF a, PF b) { return _mm512_div_ps(a, b); }
+RB_INLINE PF p_sqrt(PF a) { return _mm512_sqrt_ps(a); }
 RB_INLINE PF p_fma(PF a, PF b, PF c) { return _mm512_fmadd_ps(a, b, c); }
 RB_INLINE PF p_min(PF a, PF b) { return _mm512_min_ps(a, b); }
 RB_INLINE PF p_max(PF a, PF b) { return _mm512_max_ps(a, b); }
@@ -105,6 +106,33 @@ RB_INLINE PI pi_reduce_each(const PI* v) {
   const PI b = Op::of(_mm512_unpacklo_epi64(u[2], u[3]), _mm512_unpackhi_epi64(u[2], u[3]));
   const PF c = _mm512_castsi512_ps(a), d = _mm512_castsi512_ps(b);
   return Op::of(_mm512_castps_si512(_mm512_shuffle_ps(c, d, 0x88)), _mm512_castps_si512(_mm512_shuffle_ps(c, d, 0xdd)));
+}
+
+// v[i] lane j <-> v[j] lane i: pairs and quadruples of rows within 128 bits, then the quarters change places.
+#define RB_TRANSPOSED_FLOATS
+RB_INLINE void p_transpose(PF* v) {
+  PF b[16];
+#pragma GCC unroll 4
+  for (int i = 0; i < 16; i += 4) {
+    const __m512d low = _mm512_castps_pd(_mm512_unpacklo_ps(v[i], v[i + 1])),
+                  high = _mm512_castps_pd(_mm512_unpackhi_ps(v[i], v[i + 1])),
+                  next_low = _mm512_castps_pd(_mm512_unpacklo_ps(v[i + 2], v[i + 3])),
+                  next_high = _mm512_castps_pd(_mm512_unpackhi_ps(v[i + 2], v[i + 3]));
+    b[i] = _mm512_castpd_ps(_mm512_unpacklo_pd(low, next_low));
+    b[i + 1] = _mm512_castpd_ps(_mm512_unpackhi_pd(low, next_low));
+    b[i + 2] = _mm512_castpd_ps(_mm512_unpacklo_pd(high, next_high));
+    b[i + 3] = _mm512_castpd_ps(_mm512_unpackhi_pd(high, next_high));
+  }
+#pragma GCC unroll 4
+  for (int c = 0; c < 4; ++c) {
+    const PF even = _mm512_shuffle_f32x4(b[c], b[c + 4], 0x88), odd = _mm512_shuffle_f32x4(b[c], b[c + 4], 0xdd),
+             last_even = _mm512_shuffle_f32x4(b[c + 8], b[c + 12], 0x88),
+             last_odd = _mm512_shuffle_f32x4(b[c + 8], b[c + 12], 0xdd);
+    v[c] = _mm512_shuffle_f32x4(even, last_even, 0x88);
+    v[c + 4] = _mm512_shuffle_f32x4(odd, last_odd, 0x88);
+    v[c + 8] = _mm512_shuffle_f32x4(even, last_even, 0xdd);
+    v[c + 12] = _mm512_shuffle_f32x4(odd, last_odd, 0xdd);
+  }
 }
 
 RB_INLINE PB pb_load(const uint8_t* x) { return _mm512_loadu_si512(x); }

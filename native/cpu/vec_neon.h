@@ -18,6 +18,7 @@ RB_INLINE PF p_add(PF a, PF b) { return vaddq_f32(a, b); }
 RB_INLINE PF p_sub(PF a, PF b) { return vsubq_f32(a, b); }
 RB_INLINE PF p_mul(PF a, PF b) { return vmulq_f32(a, b); }
 RB_INLINE PF p_div(PF a, PF b) { return vdivq_f32(a, b); }
+RB_INLINE PF p_sqrt(PF a) { return vsqrtq_f32(a); }
 RB_INLINE PF p_fma(PF a, PF b, PF c) { return vfmaq_f32(c, a, b); }
 RB_INLINE PF p_min(PF a, PF b) { return vbslq_f32(vcltq_f32(a, b), a, b); }
 RB_INLINE PF p_max(PF a, PF b) { return vbslq_f32(vcgtq_f32(a, b), a, b); }

@@ -18,6 +18,7 @@ RB_INLINE PF p_add(PF a, PF b) { return a + b; }
 RB_INLINE PF p_sub(PF a, PF b) { return a - b; }
 RB_INLINE PF p_mul(PF a, PF b) { return a * b; }
 RB_INLINE PF p_div(PF a, PF b) { return a / b; }
+RB_INLINE PF p_sqrt(PF a) { return __builtin_sqrtf(a); }
 RB_INLINE PF p_fma(PF a, PF b, PF c) { return __builtin_fmaf(a, b, c); }
 RB_INLINE PF p_min(PF a, PF b) { return a < b ? a : b; }
 RB_INLINE PF p_max(PF a, PF b) { return a > b ? a : b; }

@@ -8,16 +8,18 @@ add_executable(
   native/tests/test_cache.cpp
   native/tests/test_image.cpp
   native/tests/test_lora.cpp
+  native/tests/test_loss.cpp
   native/tests/test_math.cpp
   native/tests/test_matmul.cpp
   native/tests/test_pack.cpp
   native/tests/test_pool.cpp
   native/tests/test_probe.cpp
   native/tests/test_rows.cpp
+  native/tests/test_training.cpp
 )
 target_link_libraries(rebar_kernel_tests PRIVATE rebar_core)
 target_compile_options(rebar_kernel_tests PRIVATE -Wall -Wextra -Werror -ffp-contract=off -fno-math-errno)
-foreach(area attention cache image lora math matmul pack pool probe rows)
+foreach(area attention cache image lora math matmul pack pool probe rows training)
   add_test(NAME kernels_${area} COMMAND rebar_kernel_tests ${area})
 endforeach()
 

@@ -1,4 +1,4 @@
-"""What the fuzz targets share: bytes -> a file -> a reader; only ModelFileError may come out."""
+"""What the fuzz targets share: bytes -> a file -> a reader; only one kind of error may come out."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import FunctionType
 
-from rebar.errors import ModelFileError
+from rebar.errors import ModelFileError, RebarError
 
 
 @dataclass(frozen=True)
@@ -17,20 +17,21 @@ class Target:
     """A reader under test.
 
     seeds: writes sound files with the help of a scratch folder. mended: repairs checksums in what
-    the fuzzer made.
+    the fuzzer made. refusal: what the reader raises for bytes that it cannot trust.
     """
 
     name: str
     seeds: Callable[[Path], list[bytes]]
     read: Callable[[Path], object]
     mended: Callable[[bytes], bytes] = bytes
+    refusal: type[RebarError] = ModelFileError
 
     def run_one(self, data: bytes, path: Path) -> bool:
-        """Whether `data`, written to `path`, was read; anything but ModelFileError comes out."""
+        """Whether `data`, written to `path`, was read; anything but a refusal comes out."""
         path.write_bytes(self.mended(data))
         try:
             self.read(path)
-        except ModelFileError:
+        except self.refusal:
             return False
         return True
 
@@ -39,7 +40,7 @@ def reader_functions() -> list[FunctionType]:
     """Functions and methods of the readers: what the fuzzer must see to be guided."""
     found: list[FunctionType] = []
     for name, module in list(sys.modules.items()):
-        if not name.startswith(("rebar.graph.weights", "rebar.hal.files")):
+        if not name.startswith(("rebar.graph.weights", "rebar.hal.files", "rebar.dataflow.data")):
             continue
         classes = [v for v in vars(module).values() if isinstance(v, type) and v.__module__ == name]
         members = [*vars(module).values(), *(m for c in classes for m in vars(c).values())]

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.fuzz import fuzz_gguf, fuzz_rebar, fuzz_safetensors
+from tests.fuzz import fuzz_gguf, fuzz_rebar, fuzz_records, fuzz_safetensors
 from tests.fuzz.harness import Target
 
-TARGETS = (fuzz_gguf.TARGET, fuzz_rebar.TARGET, fuzz_safetensors.TARGET)
+TARGETS = (fuzz_gguf.TARGET, fuzz_rebar.TARGET, fuzz_safetensors.TARGET, fuzz_records.TARGET)
 
 
 def mutated(data: bytes, rng: random.Random) -> bytes:

@@ -13,8 +13,9 @@ from typing import Protocol
 
 from rebar import _native
 from rebar.errors import DeviceError, ShapeError
-from rebar.hal.arrays import LoraTable, QuantizedRows, Rows
+from rebar.hal.arrays import Indices, LoraTable, QuantizedRows, Rows
 from rebar.hal.launches import Domain, Launch, Select
+from rebar.hal.launches_backward import SelectGradient
 
 ENTRY_POINT_GROUP = "rebar.backends"
 Step = _native.Step
@@ -81,19 +82,22 @@ class Backend(Protocol):
 BackendFactory = Callable[[int, str | None], Backend]
 
 
-def operands(launch: Launch) -> Iterator[tuple[str, Rows | QuantizedRows, Domain]]:
-    """The row operands of a launch, with the rows each must have room for. Tables and work are no
-    rows of the step.
+# Read by position, or counted by a rule of their own.
+_NO_ROWS = ("table", "work")
+# Operands over the logit rows of launches whose others cover all rows.
+_SELECTED = {Select: "y", SelectGradient: "dy"}
+
+
+def operands(launch: Launch) -> Iterator[tuple[str, Rows | QuantizedRows | Indices, Domain]]:
+    """The operands of a launch that have a row for each row of the step, with the rows each must
+    have room for.
     """
     domain = getattr(launch, "domain", Domain.ROWS)
     for name in launch.__slots__:
         value = getattr(launch, name)
-        if isinstance(value, Rows | QuantizedRows) and name not in ("table", "work"):
-            yield (
-                name,
-                value,
-                Domain.LOGIT_ROWS if isinstance(launch, Select) and name == "y" else domain,
-            )
+        if isinstance(value, Rows | QuantizedRows | Indices) and name not in _NO_ROWS:
+            selected = _SELECTED.get(type(launch)) == name
+            yield name, value, Domain.LOGIT_ROWS if selected else domain
 
 
 def check(launch: Launch, limits: Limits) -> None:
@@ -106,10 +110,11 @@ def check(launch: Launch, limits: Limits) -> None:
     if work is not None and work.count < min(limits.rows, _native.ATTENTION_SPLIT_ROWS):
         raise ShapeError(f"{type(launch).__name__}: work has room for {work.count} rows")
     for name, value, domain in operands(launch):
-        if value.count < limits.rows_of(domain):
+        count = value.n if isinstance(value, Indices) else value.count
+        if count < limits.rows_of(domain):
             kind = type(launch).__name__
             raise ShapeError(
-                f"{kind}: {name} has room for {value.count} rows, the program needs "
+                f"{kind}: {name} has room for {count} rows, the program needs "
                 f"{limits.rows_of(domain)}"
             )
 

@@ -11,6 +11,7 @@ from rebar.hal import launches as la
 from rebar.hal import launches_lora
 from rebar.hal.arrays import Matrix, QuantizedRows, Rows, Vector
 from rebar.hal.backend import Limits, Program, Step, check
+from rebar.hal.cpu_backward import record
 
 ISAS = ("scalar", "avx2", "avx512", "neon")  # rb_isa of native/rebar.h
 
@@ -107,7 +108,7 @@ class CpuProgram:
 
     @singledispatchmethod
     def _record(self, launch: la.Launch) -> None:
-        raise DeviceError(f"the cpu back end has no kernel for {type(launch).__name__}")
+        record(launch, self._native)
 
     @_record.register
     def _(self, op: la.Embed) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import time
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from rebar.dataflow.data import MMapDataset, index
-from rebar.dataflow.data.index import CHUNK
+from rebar.dataflow.data.index import CHUNK, COARSE_NS
 from rebar.errors import DataError
 
 
@@ -138,6 +139,37 @@ def test_the_index_is_kept_and_made_anew(tmp_path: Path) -> None:
     assert len(MMapDataset(path, cache=cache)) == 2
 
 
+def test_a_change_faster_than_the_clock_is_seen(tmp_path: Path) -> None:
+    """A fuzzer wrote files of one size within one tick of the file system's clock, and got records
+    of the file before.
+    """
+    path = tmp_path / "d.jsonl"
+    for n in range(10):
+        path.write_bytes(b" %d\n" % n if n % 2 else b"%d \n" % n)
+        os.utime(path, ns=(0, time.time_ns() // COARSE_NS * COARSE_NS))
+        assert bytes(MMapDataset(path).record(0)) == b"%d" % n
+
+
+def test_an_old_index_is_believed_without_reading_the_data(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "d.jsonl"
+    path.write_bytes(b"1\n")
+    os.utime(path, ns=(0, 10**18))
+    MMapDataset(path)
+    monkeypatch.setattr(index, "digest_of", lambda data: pytest.fail("it was read"))
+    assert MMapDataset(path)[0] == 1
+    monkeypatch.undo()
+    os.utime(path)
+    MMapDataset(path)
+    kept = path.with_name("d.jsonl.rebar-index")
+    now = path.stat().st_mtime_ns
+    monkeypatch.setattr(time, "time_ns", lambda: now + COARSE_NS)
+    os.utime(kept, ns=(0, now))
+    MMapDataset(path)  # compares once more, and marks the index as late enough
+    assert kept.stat().st_mtime_ns != now
+
+
 @pytest.mark.parametrize("at", [0, 8, 12, 16, 40, 80, 100, -1])
 def test_a_damaged_index_is_made_anew(tmp_path: Path, at: int) -> None:
     path = tmp_path / "d.jsonl"
@@ -159,6 +191,7 @@ def test_changed_bytes_under_the_same_time_are_found_by_verify(tmp_path: Path) -
     state = path.stat()
     path.write_bytes(b"3\n4\n")
     os.utime(path, ns=(state.st_atime_ns, state.st_mtime_ns))
+    os.utime(path.with_name("d.jsonl.rebar-index"), ns=(0, state.st_mtime_ns + COARSE_NS))
     with pytest.raises(DataError, match="Delete its index"):
         MMapDataset(path).verify()
 

@@ -7,15 +7,20 @@ a line that is no JSON is found by who reads it, under its number.
 
 The index file: HEADER, then a pair of uint64 (begin, end in bytes) for each record. It is believed
 while size and time of change of the data file are those it was made with; what does not fit, or is
-damaged, is made anew. The digest names the data for whoever goes on with them later.
+damaged, is made anew. Clocks of file systems are coarse: where the index is hardly younger than the
+data, which may have been written to since, the digest is compared too, until time has passed (git's
+rule for its own index). The digest also names the data for whoever goes on with them later.
 """
 
 from __future__ import annotations
 
 import hashlib
+import os
 import struct
+import time
 import zlib
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -31,6 +36,7 @@ HEADER = struct.Struct("<8sII QQ QQQ 32s")
 MAGIC = b"RBINDEX\0"
 VERSION = 1
 CHUNK = 1 << 20  # bytes looked at together: a few arrays of this many positions at most
+COARSE_NS = 2_000_000_000  # the coarsest clock of a file system
 LF = 10
 WHITE = b" \t\r"
 BLANK = np.array([byte in WHITE for byte in range(256)])
@@ -195,4 +201,10 @@ def _read(index: Path, mapped: MappedFile | None, path: Path) -> Index | None:
         return None
     if path.stat().st_mtime_ns != changed:
         return None
+    if index.stat().st_mtime_ns - changed < COARSE_NS:
+        if digest_of(np.empty(0, np.uint8) if mapped is None else mapped.data) != digest:
+            return None
+        if time.time_ns() - changed >= COARSE_NS:
+            with suppress(OSError):  # only a saving: the next one compares again
+                os.utime(index)
     return Index(pairs.view("<u8").reshape(-1, 2), lines, tail, digest.hex())

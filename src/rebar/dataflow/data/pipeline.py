@@ -78,13 +78,20 @@ class Done:
     footprints: Mapping[str, int] | None
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """What goes through the stages together. weight: bytes of its raw samples."""
+
+    items: list[AnyItem]
+    weight: int
+
+
+@dataclass(frozen=True, slots=True)
 class Flight:
-    """A chunk on its way. weight: bytes of its raw samples."""
+    """A chunk on its way."""
 
     result: Future[Done]
-    count: int
-    weight: int
+    chunk: Chunk
 
 
 class DataPipeline:
@@ -118,8 +125,8 @@ class DataPipeline:
 
     def _alone(self, epoch: int, place: int) -> Generator[AnyItem]:
         for number, chunk in enumerate(self._chunks(epoch, place)):
-            done = self._through(chunk, number % PROBED_EVERY == 0)
-            self._learn(done, len(chunk), _weights(chunk))
+            done = self._through(chunk.items, number % PROBED_EVERY == 0)
+            self._learn(done, chunk)
             yield from done.items
 
     def _ahead(self, epoch: int, place: int) -> Generator[AnyItem]:
@@ -131,8 +138,9 @@ class DataPipeline:
             try:
                 while waiting or flights:
                     while waiting and self._may_begin(flights, waiting):
-                        result = pool.submit(self._through, waiting, number % PROBED_EVERY == 0)
-                        flights.append(Flight(result, len(waiting), _weights(waiting)))
+                        probed = number % PROBED_EVERY == 0
+                        result = pool.submit(self._through, waiting.items, probed)
+                        flights.append(Flight(result, waiting))
                         waiting, number = next(chunks, None), number + 1
                     yield from self._landed(flights[0])
                     flights.popleft()
@@ -142,42 +150,34 @@ class DataPipeline:
 
     def _landed(self, flight: Flight) -> Iterator[AnyItem]:
         done = flight.result.result()
-        self._learn(done, flight.count, flight.weight)
+        self._learn(done, flight.chunk)
         yield from done.items
 
-    def _may_begin(self, flights: deque[Flight], chunk: list[AnyItem]) -> bool:
+    def _may_begin(self, flights: deque[Flight], chunk: Chunk) -> bool:
         """The first chunk goes alone: it tells what the others will cost."""
         if not flights:
             return True
-        weight = sum(flight.weight for flight in flights) + _weights(chunk)
-        return self._per_byte > 0 and self._cost(weight) <= self._budget
+        weight = chunk.weight + sum(flight.chunk.weight for flight in flights)
+        return 0 < weight * self._per_byte <= self._budget
 
-    def _chunks(self, epoch: int, place: int) -> Iterator[list[AnyItem]]:
+    def _chunks(self, epoch: int, place: int) -> Iterator[Chunk]:
         """Consecutive places, as many together as the sizer says and memory allows."""
         count = len(self.dataset)
         while place < count:
-            size = self.sizer.next(self._per_sample, self._budget / (self._workers + 1))
+            limit = self._budget / (self._workers + 1)
+            size = self.sizer.next(self._per_sample, limit)
             places = np.arange(place, min(place + size, count))
             samples = samples_at(places, count, self.seed, epoch) if self.shuffle else places
             raws = self.dataset.raws(samples)
-            numbers = zip(places.tolist(), samples.tolist(), raws, strict=True)
-            chunk = [Item(epoch, at, sample, raw) for at, sample, raw in numbers]
-            taken = self._fitting(chunk)
+            sums = np.cumsum(_weights(raws))
+            # A long sample may stand among short ones: the chunk ends before it.
+            room = min(self.sizer.room(), limit)
+            fitting = int(np.searchsorted(sums * self._per_byte, room, "right"))
+            taken = min(max(fitting, self.sizer.least), len(places))
+            numbers = zip(places[:taken].tolist(), samples.tolist(), raws, strict=False)
+            items = [Item(epoch, at, sample, raw) for at, sample, raw in numbers]
+            yield Chunk(items, int(sums[taken - 1]))
             place += taken
-            yield chunk[:taken]
-
-    def _fitting(self, chunk: list[AnyItem]) -> int:
-        """How many of its samples fit together: a long one may stand among short ones."""
-        room = min(self.sizer.room(), self._budget / (self._workers + 1))
-        total = 0.0
-        for number, item in enumerate(chunk):
-            total += self._cost(_weight(item))
-            if total > room and number >= self.sizer.least:
-                return number
-        return len(chunk)
-
-    def _cost(self, weight: int) -> float:
-        return weight * self._per_byte
 
     def _through(self, items: list[AnyItem], probed: bool) -> Done:
         found: dict[str, int] = {}
@@ -187,24 +187,20 @@ class DataPipeline:
             items = stage.process_batch(items)
         return Done(items, found if probed else None)
 
-    def _learn(self, done: Done, count: int, weight: int) -> None:
+    def _learn(self, done: Done, chunk: Chunk) -> None:
         """The widest place: what one stage reads and what it makes are there together."""
         if done.footprints is None:
             return
         made = list(done.footprints.values())
         widest = max((a + b for a, b in zip([0, *made], made, strict=False)), default=0)
-        self._per_byte = max(widest, 1) / max(weight, 1)
+        count = len(chunk.items)
+        self._per_byte = max(widest, 1) / max(chunk.weight, 1)
         self._per_sample = max(widest, 1) / count
         self.footprints = {name: nbytes / count for name, nbytes in done.footprints.items()}
 
 
-def _weights(items: list[AnyItem]) -> int:
-    return sum(map(_weight, items))
-
-
-def _weight(item: AnyItem) -> int:
-    """Bytes of a raw sample."""
-    nbytes = getattr(item.value, "nbytes", None)
-    if isinstance(nbytes, int):
-        return nbytes
-    return len(item.value) if isinstance(item.value, bytes | str) else 1
+def _weights(raws: Sequence[Any]) -> list[int]:
+    """Bytes of each raw sample; 1 for what does not tell."""
+    if all(hasattr(raw, "nbytes") for raw in raws):
+        return [raw.nbytes for raw in raws]
+    return [len(raw) if isinstance(raw, bytes | str) else 1 for raw in raws]

@@ -1,0 +1,161 @@
+"""How the CPU back end records the launches of the way back, of loss and optimizer."""
+
+from __future__ import annotations
+
+from functools import singledispatch
+
+from rebar import _native
+from rebar.errors import DeviceError
+from rebar.hal import launches_backward as lb
+from rebar.hal.arrays import Matrix, Rows, Vector
+from rebar.hal.launches import Launch
+
+NOTHING = (0, 0)
+
+
+def _rows(rows: Rows | None) -> tuple[int, int]:
+    return NOTHING if rows is None else (rows.address, rows.stride)
+
+
+def _matrix(w: Matrix) -> tuple[int, int, int, int]:
+    return w.address, int(w.format), w.n, w.k
+
+
+def _address(vector: Vector | None) -> int:
+    return 0 if vector is None else vector.address
+
+
+@singledispatch
+def record(launch: Launch, program: _native.Program) -> None:
+    """Appends the launch to the program with every address resolved."""
+    raise DeviceError(f"the cpu back end has no kernel for {type(launch).__name__}")
+
+
+@record.register
+def _(op: lb.SumRows, program: _native.Program) -> None:
+    program.sum_rows(dy=_rows(op.dy), db=op.db.address, n=op.db.n, domain=int(op.domain))
+
+
+@record.register
+def _(op: lb.AddInto, program: _native.Program) -> None:
+    program.add_into(
+        x=_rows(op.x), y=_rows(op.y), n=op.y.width, scale=op.scale, domain=int(op.domain)
+    )
+
+
+@record.register
+def _(op: lb.Zero, program: _native.Program) -> None:
+    program.zero(y=_rows(op.y), n=op.y.width, domain=int(op.domain))
+
+
+@record.register
+def _(op: lb.EmbedGradient, program: _native.Program) -> None:
+    program.embed_gradient(dw=_matrix(op.dw), dy=_rows(op.dy), scale=op.scale)
+
+
+@record.register
+def _(op: lb.RmsNormGradient, program: _native.Program) -> None:
+    program.rms_norm_gradient(
+        x=_rows(op.x),
+        weight=op.weight.address,
+        dy=_rows(op.dy),
+        dx=_rows(op.dx),
+        dweight=_address(op.dweight),
+        n=op.weight.n,
+        groups=op.groups,
+        eps=op.eps,
+        domain=int(op.domain),
+    )
+
+
+@record.register
+def _(op: lb.RopeGradient, program: _native.Program) -> None:
+    program.rope_gradient(
+        dy=_rows(op.dy),
+        dx=_rows(op.dx),
+        table=op.table.address,
+        heads=op.heads,
+        head_dim=op.head_dim,
+        dim=op.table.width,
+        table_rows=op.table.count,
+    )
+
+
+@record.register
+def _(op: lb.GatedGradient, program: _native.Program) -> None:
+    program.gated_gradient(
+        x=_rows(op.x),
+        dy=_rows(op.dy),
+        dx=_rows(op.dx),
+        n=op.dy.width,
+        act=int(op.activation),
+        domain=int(op.domain),
+    )
+
+
+@record.register
+def _(op: lb.SelectGradient, program: _native.Program) -> None:
+    program.select_gradient(dy=_rows(op.dy), dx=_rows(op.dx), n=op.dx.width)
+
+
+@record.register
+def _(op: lb.SoftcapGradient, program: _native.Program) -> None:
+    program.softcap_gradient(
+        y=_rows(op.y),
+        dy=_rows(op.dy),
+        dx=_rows(op.dx),
+        n=op.y.width,
+        cap=op.cap,
+        domain=int(op.domain),
+    )
+
+
+@record.register
+def _(op: lb.CrossEntropy, program: _native.Program) -> None:
+    program.cross_entropy(
+        logits=_rows(op.logits),
+        targets=op.targets.address,
+        loss=_rows(op.loss),
+        n=op.logits.width,
+        domain=int(op.domain),
+    )
+
+
+@record.register
+def _(op: lb.CrossEntropyGradient, program: _native.Program) -> None:
+    program.cross_entropy_gradient(
+        logits=_rows(op.logits),
+        targets=op.targets.address,
+        dloss=_rows(op.dloss),
+        dlogits=_rows(op.dlogits),
+        n=op.logits.width,
+        domain=int(op.domain),
+    )
+
+
+@record.register
+def _(op: lb.SquareSums, program: _native.Program) -> None:
+    program.square_sums(x=op.x.address, sums=op.sums.address, n=op.x.n)
+
+
+@record.register
+def _(op: lb.AdamW, program: _native.Program) -> None:
+    program.adamw(
+        x=op.x.address,
+        gradient=op.gradient.address,
+        m=op.m.address,
+        v=op.v.address,
+        hyper=op.hyper.address,
+        n=op.x.n,
+    )
+
+
+@record.register
+def _(op: lb.Sgd, program: _native.Program) -> None:
+    program.sgd(
+        x=op.x.address,
+        gradient=op.gradient.address,
+        m=op.m.address,
+        hyper=op.hyper.address,
+        n=op.x.n,
+    )
