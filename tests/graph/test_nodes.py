@@ -17,8 +17,8 @@ from rebar.graph.nodes import Embed, Linear
 from rebar.graph.tensor import Tensor
 from rebar.graph.weights.model_file import WeightType
 from rebar.hal import Activation, DeviceManager, Domain, Matrix, WeightFormat
-from rebar.hal.ref import load
 from rebar.hal.ref_formats import unpack
+from rebar.hal.ref_memory import load
 from tests.graph.harness import (
     DEVICES,
     F32,

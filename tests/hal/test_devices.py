@@ -55,7 +55,7 @@ def test_back_ends_of_other_packages_register_by_entry_point(
     """A package adds a device with nothing but an entry point in the group rebar.backends."""
     install_package(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
-    assert DeviceManager.discover() == ("cpu", "ref", "shouting")
+    assert DeviceManager.discover() == ("cpu", "ref", "ref64", "shouting")
     devices = DeviceManager("shouting", threads=3, memory=1 << 20)
     assert devices.describe().endswith("LOUD, 3 threads")
     assert len(devices.program(Limits(rows=1))) == 0

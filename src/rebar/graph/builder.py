@@ -146,6 +146,12 @@ class Builder:
         self.nodes.append(nodes.Softcap(out.name, x, out, cap))
         return out
 
+    def cross_entropy(self, logits: Tensor, targets: Tensor) -> Tensor:
+        """The loss of each row."""
+        out = self._out("loss", nodes.CrossEntropy.shape(logits.shape))
+        self.nodes.append(nodes.CrossEntropy(out.name, logits, targets, out))
+        return out
+
     def graph(self, *outputs: Tensor) -> Graph:
         """The graph of all that the outputs need."""
         return Graph(self.nodes, outputs)

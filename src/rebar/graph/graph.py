@@ -11,6 +11,7 @@ from typing import Protocol
 from rebar.errors import ShapeError
 from rebar.graph.node import Cost, Node, Values
 from rebar.graph.plan import Plan, make_plan
+from rebar.graph.tape import Tape
 from rebar.graph.tensor import Tensor
 from rebar.hal import DeviceManager, Domain, Limits, Program, Step
 
@@ -107,17 +108,17 @@ class Graph:
         may reuse their place.
         """
         for node in self.order:
-            program = device.program(limits)
-            node.forward(program.add, values)
-            program.run(step)
+            tape = Tape(device.program(limits))
+            node.forward(tape, values)
+            tape.run(step)
             for observer in observers:
                 observer.after_forward(node, values)
 
     def compile(self, device: DeviceManager, values: Values, limits: Limits) -> CompiledGraph:
         """All launches in one program: one native call a step."""
-        program = device.program(limits)
+        tape = Tape(device.program(limits))
         first: dict[str, int] = {}
         for node in self.order:
-            first[node.name] = len(program)
-            node.forward(program.add, values)
-        return CompiledGraph(program, values, first)
+            first[node.name] = len(tape)
+            node.forward(tape, values)
+        return CompiledGraph(tape.program, values, first)

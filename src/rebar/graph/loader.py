@@ -133,7 +133,7 @@ def _assemble(
     plans = [decoder.graph.plan(limits) for decoder in decoders]
     arena = device.pool("arena").allocate(max(p.nbytes for p in plans), "activations")
     tables = adapter_tables(decoders[-1])
-    ropes = _rope_tables(decoders[0], device, plan.max_context)
+    ropes = rope_tables(decoders[0], device, plan.max_context)
     passes = []
     for decoder, places in zip(decoders, plans, strict=True):
         bound: dict[Tensor, Operand] = dict(binder.operands)
@@ -170,7 +170,8 @@ def adapter_tables(decoder: Decoder) -> dict[tuple[int, str], LoraTable]:
     return tables
 
 
-def _rope_tables(decoder: Decoder, device: DeviceManager, positions: int) -> dict[RopeConfig, Rows]:
+def rope_tables(decoder: Decoder, device: DeviceManager, positions: int) -> dict[RopeConfig, Rows]:
+    """The decoder's rotation tables, from the device's pool "tables"."""
     tables: dict[RopeConfig, Rows] = {}
     for rope, tensor in decoder.ropes.items():
         nbytes = positions * rope.dim * 4

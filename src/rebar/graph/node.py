@@ -14,11 +14,33 @@ from functools import cache
 from typing import ClassVar, TypeVar
 
 from rebar.errors import ShapeError
+from rebar.graph.gradients import Gradients
 from rebar.graph.tensor import Tensor
-from rebar.hal import KVStorage, Launch, LoraTable, Matrix, Operand, QuantizedRows, Rows, Vector
+from rebar.hal import (
+    Indices,
+    KVStorage,
+    Launch,
+    LoraTable,
+    Matrix,
+    Operand,
+    QuantizedRows,
+    Rows,
+    Step,
+    Vector,
+)
 
-Record = Callable[[Launch], None]
-Kind = TypeVar("Kind", Rows, QuantizedRows, Matrix, Vector, KVStorage, LoraTable)
+Kind = TypeVar("Kind", Rows, QuantizedRows, Matrix, Vector, KVStorage, Indices, LoraTable)
+
+
+@dataclass(frozen=True, slots=True)
+class HostCall:
+    """Work of Python between launches: what a node written in NumPy records."""
+
+    name: str
+    run: Callable[[Step], None]
+
+
+Record = Callable[[Launch | HostCall], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +91,10 @@ class Values:
         """A float vector."""
         return self._get(tensor, Vector)
 
+    def indices(self, tensor: Tensor) -> Indices:
+        """Target ids."""
+        return self._get(tensor, Indices)
+
     def storage(self, tensor: Tensor) -> KVStorage:
         """A layer's cache."""
         return self._get(tensor, KVStorage)
@@ -85,15 +111,37 @@ class Node(ABC):
     """
 
     OUTPUTS: ClassVar[tuple[str, ...]] = ("out", "quantized", "work", "stored")
-    # The gradient rule: a method (run, upstream, values, gradients) that adds into the gradients of
-    # the inputs. None while the node cannot learn; fine-tuning fills the slot.
-    backward: ClassVar[Callable[..., None] | None] = None
+    # Whether the outputs cost so little that training may compute them a second time instead of
+    # keeping them.
+    CHEAP: ClassVar[bool] = False
 
     name: str
 
     @abstractmethod
     def forward(self, run: Record, values: Values) -> None:
         """Gives the node's launches to `run`, in order."""
+
+    def backward(self, run: Record, values: Values, gradients: Gradients) -> None:
+        """Gives the launches of the way back to `run`: reads the gradients of the outputs, adds
+        into those of the inputs (graph/gradients.py has the law). Called only when the gradient of
+        an input is needed.
+        """
+        raise ShapeError(
+            f"{self.name}: {type(self).__name__} has no way back. Freeze what is trained before "
+            "it, or write its backward."
+        )
+
+    @property
+    def same_gradient(self) -> dict[Tensor, Tensor]:
+        """Outputs that stand for another tensor: whatever is added to their gradient is added to
+        the other's.
+        """
+        return {}
+
+    @property
+    def gradients_together(self) -> tuple[Tensor, ...]:
+        """Inputs whose gradients are made at once: all of them or none."""
+        return ()
 
     @abstractmethod
     def cost(self, rows: int, positions: int = 0) -> Cost:

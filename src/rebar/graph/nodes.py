@@ -1,19 +1,23 @@
-"""The operations of a decoder, each on one screen: shape rule, forward, cost. Formulas and orders
-of sums: native/rebar.h.
+"""The operations of a decoder, each on one screen: shape rule, forward, backward, cost. Formulas
+and orders of sums: native/rebar.h and hal/launches_backward.py.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from rebar import _native
 from rebar.errors import ShapeError
+from rebar.graph.gradients import Gradients
 from rebar.graph.node import Cost, Node, Record, Values
 from rebar.graph.nodes_attention import Append, Attention, Rope
 from rebar.graph.nodes_lora import LoraDown, LoraUp
+from rebar.graph.nodes_loss import CrossEntropy
 from rebar.graph.tensor import Shape, Tensor, same
 from rebar.hal import Activation, Domain
 from rebar.hal import launches as la
+from rebar.hal import launches_backward as lb
 
 F32 = 4  # bytes
 
@@ -41,6 +45,11 @@ class Embed(Node):
         """One gather."""
         run(la.Embed(values.matrix(self.w), values.rows(self.out), self.scale))
 
+    def backward(self, run: Record, values: Values, gradients: Gradients) -> None:
+        """dw[ids] += scale dout."""
+        if dw := gradients.matrix(self.w):
+            run(lb.EmbedGradient(gradients.of(self.out), dw, self.scale))
+
     def cost(self, rows: int, positions: int = 0) -> Cost:
         """One row of weights for each row."""
         row = matrix_bytes(self.w) // int(self.w.shape[0])
@@ -52,6 +61,8 @@ class RmsNorm(Node):
     """out = x / sqrt(mean(x^2) + eps) * weight over `groups` slices of each row; also int8 of it
     when `quantized` is given.
     """
+
+    CHEAP: ClassVar[bool] = True
 
     x: Tensor
     weight: Tensor
@@ -82,6 +93,26 @@ class RmsNorm(Node):
             )
         )
 
+    def backward(self, run: Record, values: Values, gradients: Gradients) -> None:
+        """One launch for dx and dweight."""
+        run(
+            lb.RmsNormGradient(
+                values.rows(self.x),
+                values.vector(self.weight),
+                gradients.of(self.out),
+                gradients.rows(self.x),
+                gradients.vector(self.weight),
+                self.eps,
+                self.groups,
+                self.x.domain,
+            )
+        )
+
+    @property
+    def same_gradient(self) -> dict[Tensor, Tensor]:
+        """int8 of out stands for out."""
+        return {self.quantized: self.out} if self.quantized is not None else {}
+
     def cost(self, rows: int, positions: int = 0) -> Cost:
         """A square, a sum and two products an element."""
         n = self.x.width
@@ -93,6 +124,8 @@ class Quantize(Node):
     """out = int8 of x, a scale per 16 or 32 inputs by its type: what products with
     block-quantized weights take.
     """
+
+    CHEAP: ClassVar[bool] = True
 
     x: Tensor
     out: Tensor
@@ -106,6 +139,14 @@ class Quantize(Node):
     def forward(self, run: Record, values: Values) -> None:
         """One launch."""
         run(la.Quantize(values.rows(self.x), values.quantized(self.out), self.x.domain))
+
+    def backward(self, run: Record, values: Values, gradients: Gradients) -> None:
+        """Nothing: the gradient of out is that of x (straight-through)."""
+
+    @property
+    def same_gradient(self) -> dict[Tensor, Tensor]:
+        """Rounding counts as the identity."""
+        return {self.out: self.x}
 
     def cost(self, rows: int, positions: int = 0) -> Cost:
         """A maximum, a product and a sum an element."""
@@ -168,6 +209,23 @@ class Linear(Node):
             raise ShapeError(f"{self.name}: no input for {w.name} of {w.dtype}")
         return x
 
+    def backward(self, run: Record, values: Values, gradients: Gradients) -> None:
+        """dx += dy W, dW += dyᵀ x, dbias += sum of dy, a part at a time; dresidual += dy."""
+        dout, domain, begin = gradients.of(self.out), self.out.domain, 0
+        for i, w in enumerate(self.w):
+            end = begin + int(w.shape[0])
+            x, dy = self._input(w), dout.columns(begin, end)
+            if dx := gradients.rows(x):
+                run(lb.MatmulInputGradient(values.matrix(w), dy, dx, domain=domain))
+            if dw := gradients.matrix(w):
+                run(lb.MatmulWeightGradient(values.rows(x), dy, dw, domain=domain))
+            if self.bias and (db := gradients.vector(self.bias[i])):
+                run(lb.SumRows(dy, db, domain))
+            begin = end
+        if self.residual is not None:
+            for launch in gradients.into(dout, self.residual):
+                run(launch)
+
     def cost(self, rows: int, positions: int = 0) -> Cost:
         """A multiply and an add a weight and row; every weight read once."""
         x = self.x if self.x is not None else self.xq
@@ -179,6 +237,8 @@ class Linear(Node):
 @dataclass(frozen=True, eq=False, slots=True)
 class Gated(Node):
     """out (rows, n) = activation(x[:, :n]) * x[:, n:] (arXiv:2002.05202)."""
+
+    CHEAP: ClassVar[bool] = True
 
     x: Tensor
     out: Tensor
@@ -195,6 +255,17 @@ class Gated(Node):
         """One launch."""
         q = values.quantized(self.quantized) if self.quantized is not None else None
         run(la.Gated(values.rows(self.x), values.rows(self.out), self.activation, q, self.x.domain))
+
+    def backward(self, run: Record, values: Values, gradients: Gradients) -> None:
+        """One launch."""
+        if dx := gradients.rows(self.x):
+            x, dy = values.rows(self.x), gradients.of(self.out)
+            run(lb.GatedGradient(x, dy, dx, self.activation, self.x.domain))
+
+    @property
+    def same_gradient(self) -> dict[Tensor, Tensor]:
+        """int8 of out stands for out."""
+        return {self.quantized: self.out} if self.quantized is not None else {}
 
     def cost(self, rows: int, positions: int = 0) -> Cost:
         """About 20 operations for the exponential of an element."""
@@ -221,6 +292,12 @@ class Add(Node):
         """One launch."""
         run(la.Add(values.rows(self.a), values.rows(self.b), values.rows(self.out), self.a.domain))
 
+    def backward(self, run: Record, values: Values, gradients: Gradients) -> None:
+        """da += dout, db += dout."""
+        for part in (self.a, self.b):
+            for launch in gradients.into(gradients.of(self.out), part):
+                run(launch)
+
     def cost(self, rows: int, positions: int = 0) -> Cost:
         """One sum an element."""
         n = self.out.width
@@ -244,6 +321,11 @@ class Select(Node):
         """One launch."""
         run(la.Select(values.rows(self.x), values.rows(self.out)))
 
+    def backward(self, run: Record, values: Values, gradients: Gradients) -> None:
+        """One launch."""
+        if dx := gradients.rows(self.x):
+            run(lb.SelectGradient(gradients.of(self.out), dx))
+
     def cost(self, rows: int, positions: int = 0) -> Cost:
         """A copy."""
         return Cost(0, rows * self.x.width * F32, rows * self.x.width * F32)
@@ -266,6 +348,12 @@ class Softcap(Node):
         """One launch."""
         run(la.Softcap(values.rows(self.x), values.rows(self.out), self.cap, self.x.domain))
 
+    def backward(self, run: Record, values: Values, gradients: Gradients) -> None:
+        """One launch."""
+        if dx := gradients.rows(self.x):
+            y, dy = values.rows(self.out), gradients.of(self.out)
+            run(lb.SoftcapGradient(y, dy, dx, self.cap, self.x.domain))
+
     def cost(self, rows: int, positions: int = 0) -> Cost:
         """About 25 operations for the tanh of an element."""
         n = self.out.width
@@ -276,6 +364,7 @@ __all__ = [
     "Add",
     "Append",
     "Attention",
+    "CrossEntropy",
     "Embed",
     "Gated",
     "Linear",

@@ -8,9 +8,11 @@ from dataclasses import dataclass
 
 from rebar import _native
 from rebar.errors import ShapeError
+from rebar.graph.gradients import Gradients
 from rebar.graph.node import Cost, Node, Record, Values
 from rebar.graph.tensor import Shape, Tensor, same
 from rebar.hal import launches as la
+from rebar.hal import launches_backward as lb
 
 F32 = 4  # bytes
 
@@ -45,6 +47,12 @@ class Rope(Node):
             )
         )
 
+    def backward(self, run: Record, values: Values, gradients: Gradients) -> None:
+        """The rotation backwards."""
+        if dx := gradients.rows(self.x):
+            dim, table = self.x.width // self.heads, values.rows(self.table)
+            run(lb.RopeGradient(gradients.of(self.out), dx, table, self.heads, dim))
+
     def cost(self, rows: int, positions: int = 0) -> Cost:
         """Four products and two sums a pair."""
         n = self.x.width
@@ -54,7 +62,7 @@ class Rope(Node):
 @dataclass(frozen=True, eq=False, slots=True)
 class Append(Node):
     """Stores k and v (rows, kv_heads * head_dim) in a layer's cache. out has no bytes: it makes
-    attention come after.
+    attention come after, and its gradient is that of [k | v].
     """
 
     k: Tensor
@@ -64,13 +72,22 @@ class Append(Node):
 
     @staticmethod
     def shape(k: Shape, v: Shape, cache: Shape) -> Shape:
-        """Two (rows, kv_heads * head_dim) and a cache (blocks, kv_heads, head_dim) -> (rows, 0)."""
-        same("width", k[1], v[1], int(cache[1]) * int(cache[2]))
-        return k[0], 0
+        """Two (rows, kv_heads * head_dim) and a cache (blocks, kv_heads, head_dim) -> (rows, 2
+        kv_heads * head_dim).
+        """
+        width = same("width", k[1], v[1], int(cache[1]) * int(cache[2]))
+        return k[0], 2 * int(width)
 
     def forward(self, run: Record, values: Values) -> None:
         """One launch."""
         run(la.Append(values.rows(self.k), values.rows(self.v), values.storage(self.cache)))
+
+    def backward(self, run: Record, values: Values, gradients: Gradients) -> None:
+        """[dk | dv] += dout, which attention has filled."""
+        dout, n = gradients.of(self.out), self.k.width
+        for part, tensor in ((dout.columns(0, n), self.k), (dout.columns(n, 2 * n), self.v)):
+            for launch in gradients.into(part, tensor):
+                run(launch)
 
     def cost(self, rows: int, positions: int = 0) -> Cost:
         """Two rows read as float32, written as f16."""
@@ -80,7 +97,7 @@ class Append(Node):
 @dataclass(frozen=True, eq=False, slots=True)
 class RopeAppend(Node):
     """Two Ropes and an Append in one (graph/fuse.py): out = q rotated; k rotated and v stored.
-    stored has no bytes: it makes attention come after.
+    stored has no bytes: it makes attention come after, and its gradient is that of [k | v].
     """
 
     q: Tensor
@@ -97,6 +114,18 @@ class RopeAppend(Node):
         q, k, v = values.rows(self.q), values.rows(self.k), values.rows(self.v)
         out, table = values.rows(self.out), values.rows(self.table)
         run(la.RopeAppend(q, k, v, out, table, values.storage(self.cache), self.heads))
+
+    def backward(self, run: Record, values: Values, gradients: Gradients) -> None:
+        """The rotations backwards; dv as it is."""
+        table, n = values.rows(self.table), self.k.width
+        dim = int(self.cache.shape[2])
+        dkv = gradients.of(self.stored)
+        if dq := gradients.rows(self.q):
+            run(lb.RopeGradient(gradients.of(self.out), dq, table, self.heads, dim))
+        if dk := gradients.rows(self.k):
+            run(lb.RopeGradient(dkv.columns(0, n), dk, table, n // dim, dim))
+        for launch in gradients.into(dkv.columns(n, 2 * n), self.v):
+            run(launch)
 
     def cost(self, rows: int, positions: int = 0) -> Cost:
         """Four products and two sums a pair of q and k; k and v are written as f16."""
@@ -156,6 +185,37 @@ class Attention(Node):
         width = _native.attention_work(heads, int(cache[2]), window, max_positions)
         one = _native.attention_work(heads, int(cache[2]), 0, 1)
         return (_native.ATTENTION_SPLIT_ROWS, width) if width > one else None
+
+    def backward(self, run: Record, values: Values, gradients: Gradients) -> None:
+        """One launch for dq, dk and dv; the latter lie in the gradient of `after`, [dk | dv]."""
+        v, dq, dkv = values, gradients.of(self.q), gradients.of(self.after)
+        n = int(self.cache.shape[1]) * int(self.cache.shape[2])
+        run(
+            lb.AttentionGradient(
+                v.rows(self.q),
+                v.storage(self.cache),
+                v.rows(self.out),
+                gradients.of(self.out),
+                dq,
+                dkv.columns(0, n),
+                dkv.columns(n, 2 * n),
+                self.heads,
+                self.max_positions,
+                self.scale,
+                self.window,
+                self.softcap,
+            )
+        )
+
+    @property
+    def gradients_together(self) -> tuple[Tensor, ...]:
+        """Queries, keys and values."""
+        return self.q, self.after
+
+    @property
+    def same_gradient(self) -> dict[Tensor, Tensor]:
+        """int8 of out stands for out."""
+        return {self.quantized: self.out} if self.quantized is not None else {}
 
     def cost(self, rows: int, positions: int = 0) -> Cost:
         """Two products a position, head and dimension; keys and values read once a kv head."""

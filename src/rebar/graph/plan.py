@@ -4,10 +4,12 @@ tensor is dead.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from rebar import _native
 from rebar.graph.node import Node, Values
@@ -38,17 +40,8 @@ class Plan:
         """Memory for every tensor: the arena's for activations, the caller's for the rest."""
         operands: dict[Tensor, Operand] = dict(bound)
         memory = arena.bytes()
-        for tensor, place in self.placements.items():
-            count = count_of(tensor, limits)
-            raw = memory[place.offset : place.offset + place.nbytes]
-            if tensor.dtype in GROUPS:
-                stride = _native.quantized_stride(tensor.width)
-                operands[tensor] = QuantizedRows(
-                    raw[: count * stride].reshape(count, stride), tensor.width, GROUPS[tensor.dtype]
-                )
-            else:
-                floats = raw.view(np.float32)[: count * tensor.width]
-                operands[tensor] = Rows(floats.reshape(count, tensor.width))
+        for tensor, at in self.placements.items():
+            operands[tensor] = activation(tensor, memory[at.offset : at.offset + at.nbytes], limits)
         return Values(operands)
 
     def allocate(
@@ -56,6 +49,17 @@ class Plan:
     ) -> Values:
         """`bind` with an arena of this plan's own from the pool."""
         return self.bind(pool.allocate(max(self.nbytes, 1), what), limits, bound)
+
+
+def activation(tensor: Tensor, memory: NDArray[np.uint8], limits: Limits) -> Rows | QuantizedRows:
+    """An activation of the most rows at the beginning of memory."""
+    count = count_of(tensor, limits)
+    if tensor.dtype in GROUPS:
+        stride = _native.quantized_stride(tensor.width)
+        raw = memory[: count * stride].reshape(count, stride)
+        return QuantizedRows(raw, tensor.width, GROUPS[tensor.dtype])
+    floats = memory.view(np.float32)[: count * tensor.width]
+    return Rows(floats.reshape(count, tensor.width))
 
 
 def count_of(tensor: Tensor, limits: Limits) -> int:
@@ -78,15 +82,30 @@ def make_plan(
     reuse False: no place is used twice (for watching).
     """
     lives = lifetimes(order, kept)
-    placements: dict[Tensor, Placement] = {}
-    for tensor in sorted(lives, key=lambda t: (-nbytes_of(t, limits), lives[t], t.name)):
-        born, dies = lives[tensor]
-        if not reuse:
-            born, dies = 0, len(order)
-        nbytes = nbytes_of(tensor, limits)
+    if not reuse:
+        lives = dict.fromkeys(lives, (0, len(order)))
+    needs = {t: (nbytes_of(t, limits), lives[t], t.name) for t in lives}
+    placements = place(needs)
+    return Plan(placements, extent(placements.values()))
+
+
+Key = TypeVar("Key", bound=Hashable)
+
+
+def place(needs: Mapping[Key, tuple[int, tuple[int, int], str]]) -> dict[Key, Placement]:
+    """Places for what needs (bytes, (born, dies)); the name decides between equals."""
+    placements: dict[Key, Placement] = {}
+    for key, (nbytes, (born, dies), _) in sorted(
+        needs.items(), key=lambda n: (-n[1][0], n[1][1], n[1][2])
+    ):
         rivals = [p for p in placements.values() if p.born <= dies and born <= p.dies]
-        placements[tensor] = Placement(lowest_gap(rivals, nbytes), nbytes, born, dies)
-    return Plan(placements, max((p.offset + p.nbytes for p in placements.values()), default=0))
+        placements[key] = Placement(lowest_gap(rivals, nbytes), nbytes, born, dies)
+    return placements
+
+
+def extent(placements: Iterable[Placement]) -> int:
+    """Bytes of an arena that holds them."""
+    return max((p.offset + p.nbytes for p in placements), default=0)
 
 
 def lifetimes(order: Sequence[Node], kept: Sequence[Tensor]) -> dict[Tensor, tuple[int, int]]:

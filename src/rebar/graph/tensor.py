@@ -13,8 +13,8 @@ from rebar.hal import Domain, WeightFormat
 Size = int | Domain  # Domain: as many as the step has rows (or rows with logits)
 Shape = tuple[Size, ...]
 # f32: activations, vectors, tables. q8_16, q8_32: int8 activations, a scale per 16 or 32 inputs.
-# kv: a layer's cache. order: no bytes, only "comes after". lora: a table of adapters.
-DType = WeightFormat | Literal["f32", "q8_16", "q8_32", "kv", "order", "lora"]
+# kv: a layer's cache. order: no bytes, only "comes after". lora: a table of adapters. i32: ids.
+DType = WeightFormat | Literal["f32", "q8_16", "q8_32", "kv", "order", "lora", "i32"]
 GROUPS: dict[DType, Literal[16, 32]] = {"q8_16": 16, "q8_32": 32}  # inputs a scale
 
 

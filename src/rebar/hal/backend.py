@@ -131,7 +131,13 @@ def _ref() -> BackendFactory:
     return RefBackend
 
 
-_BUILT_IN: dict[str, Callable[[], BackendFactory]] = {"cpu": _cpu, "ref": _ref}
+def _ref64() -> BackendFactory:
+    from rebar.hal.ref import WideBackend
+
+    return WideBackend
+
+
+_BUILT_IN: dict[str, Callable[[], BackendFactory]] = {"cpu": _cpu, "ref": _ref, "ref64": _ref64}
 
 
 def backends() -> dict[str, BackendFactory]:

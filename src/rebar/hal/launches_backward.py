@@ -310,6 +310,7 @@ class Sgd:
         same("sgd", "hyper", self.hyper.n, 4)
 
 
+FlatLaunch = SquareSums | AdamW | Sgd  # over flat memory, whatever rows the step has
 BackwardLaunch = (
     MatmulInputGradient
     | MatmulWeightGradient
@@ -325,7 +326,5 @@ BackwardLaunch = (
     | SoftcapGradient
     | CrossEntropy
     | CrossEntropyGradient
-    | SquareSums
-    | AdamW
-    | Sgd
+    | FlatLaunch
 )

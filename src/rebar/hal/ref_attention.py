@@ -5,6 +5,7 @@ What is stored is exact: int8 keys and values equal the kernels' to the bit.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Iterator
 from typing import TypeVar
 
 import numpy as np
@@ -15,6 +16,8 @@ from rebar.hal.launches import Attention
 
 F32 = NDArray[np.float32]
 F64 = NDArray[np.float64]
+Where = list[tuple[int, int]]  # block and slot of each position
+Cached = Callable[[KVStorage, Where], tuple[F64, F64]]
 Float = TypeVar("Float", np.float32, np.float64)
 CHUNK = 256  # RB_ATTENTION_CHUNK of native/rebar.h
 GROUP = 32  # RB_KV_GROUP
@@ -64,7 +67,7 @@ def write(storage: KVStorage, block: int, slot: int, k: F32, v: F32) -> None:
     values[block, :, slot, :], storage.scales(1)[block, :, :, slot] = quantize(v)
 
 
-def read(storage: KVStorage, where: list[tuple[int, int]]) -> tuple[F64, F64]:
+def read(storage: KVStorage, where: Where) -> tuple[F64, F64]:
     """Keys and values of positions, each (position, kv head, head_dim), as they were stored."""
     keys, values = storage.keys, storage.values
     k = np.stack([keys[b, :, :, s] for b, s in where]).astype(np.float64)
@@ -76,23 +79,28 @@ def read(storage: KVStorage, where: list[tuple[int, int]]) -> tuple[F64, F64]:
     return hadamard(turned) / size, v * _scales(storage, 1, where)
 
 
-def _scales(storage: KVStorage, half: int, where: list[tuple[int, int]]) -> F64:
+def _scales(storage: KVStorage, half: int, where: Where) -> F64:
     scales = storage.scales(half)
     of_groups = np.stack([scales[b, :, :, s] for b, s in where]).astype(np.float64)
     return np.repeat(of_groups, GROUP, axis=-1)[..., : storage.head_dim]
 
 
-def attend(op: Attention, q: F32, first: int, where: list[tuple[int, int]]) -> F64:
-    """One row's q (heads * head_dim) over the positions from `first` on -> (kv head, head of it,
-    head_dim). Chunk by chunk at absolute positions, merged in ascending order.
+def chunks(op: Attention, first: int, where: Where, cached: Cached) -> Iterator[tuple[F64, F64]]:
+    """Keys and values of the positions from `first` on, chunk by chunk at absolute positions."""
+    begin, end = first, first + len(where)
+    while begin < end:
+        stop = min((begin // CHUNK + 1) * CHUNK, end)
+        yield cached(op.storage, where[begin - first : stop - first])
+        begin = stop
+
+
+def attend(op: Attention, q: F64, kv: Iterable[tuple[F64, F64]]) -> F64:
+    """One row's q (heads * head_dim) over chunks of keys and values -> (kv head, head of it,
+    head_dim), merged in ascending order.
     """
-    shape = (op.storage.kv_heads, -1, op.storage.head_dim)
-    queries = q.astype(np.float64).reshape(shape)
+    queries = q.reshape(op.storage.kv_heads, -1, op.storage.head_dim)
     top, total, out = -np.inf, np.float64(0), np.zeros_like(queries)
-    begin = first
-    while begin < first + len(where):
-        end = min((begin // CHUNK + 1) * CHUNK, first + len(where))
-        k, v = read(op.storage, where[begin - first : end - first])
+    for k, v in kv:
         scores = np.einsum("hgd,phd->hgp", queries, k) * op.scale
         if op.softcap:
             scores = op.softcap * np.tanh(scores / op.softcap)
@@ -100,5 +108,5 @@ def attend(op: Attention, q: F32, first: int, where: list[tuple[int, int]]) -> F
         p, old = np.exp(scores - largest), np.exp(top - largest)
         total = total * old + p.sum(axis=-1, keepdims=True)
         out = out * old + np.einsum("hgp,phd->hgd", p, v)
-        top, begin = largest, end
+        top = largest
     return out / total

@@ -29,6 +29,14 @@ def unpack(matrix: Matrix) -> F32:
     return np.ascontiguousarray(dense.reshape(tiles * 16, matrix.k)[: matrix.n])
 
 
+def pack_f32(matrix: Matrix, values: F32) -> None:
+    """float32 (n, k) -> the tiles of an F32 matrix; rows that fill up the last tile are zero."""
+    rows = np.zeros((-(-matrix.n // 16) * 16, matrix.k), np.float32)
+    rows[: matrix.n] = values
+    tiles = rows.reshape(-1, 16, matrix.k).transpose(0, 2, 1)
+    matrix.data.view(np.float32).reshape(tiles.shape)[:] = tiles
+
+
 def _bf16(raw: U8) -> F32:
     return (np.ascontiguousarray(raw).view(np.uint16).astype(np.uint32) << 16).view(np.float32)
 

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 from numpy.typing import NDArray
 
 from rebar.hal.arrays import LoraPair, LoraTable
+from rebar.hal.backend import Step
 from rebar.hal.launch_rules import Domain
 from rebar.hal.launches_lora import LoraDown, LoraUp
-from rebar.hal.ref_formats import unpack
-
-if TYPE_CHECKING:
-    from rebar.hal.backend import Step
+from rebar.hal.ref_memory import Memory
 
 F64 = NDArray[np.float64]
 
@@ -30,31 +26,30 @@ def _pair(table: LoraTable, slot: int, part: int) -> LoraPair | None:
     return table.pair(slot, part) if slot >= 0 else None
 
 
-def down(op: LoraDown, step: Step) -> None:
+def down(op: LoraDown, memory: Memory, step: Step) -> None:
     """a = A x."""
-    rank = op.adapters.rank
-    for r, slot in enumerate(slots_of(step, op.domain)):
-        op.a.data[r] = 0.0
+    rank, slots = op.adapters.rank, slots_of(step, op.domain)
+    x, a = memory.rows(op.x, len(slots)), np.zeros((len(slots), op.a.width))
+    for r, slot in enumerate(slots):
         for part in range(len(op.adapters.widths)):
             pair = _pair(op.adapters, slot, part)
             if pair is not None:
-                product = unpack(pair.a).astype(np.float64) @ op.x.data[r].astype(np.float64)
-                begin = part * rank
-                op.a.data[r, begin : begin + pair.rank] = product.astype(np.float32)
+                a[r, part * rank : part * rank + pair.rank] = memory.matrix(pair.a) @ x[r]
+    memory.put(op.a, a)
 
 
-def up(op: LoraUp, step: Step) -> None:
+def up(op: LoraUp, memory: Memory, step: Step) -> None:
     """y = x + scale B a (+ residual)."""
-    rank = op.adapters.rank
-    for r, slot in enumerate(slots_of(step, op.domain)):
-        y = op.x.data[r].astype(np.float64)
+    rank, slots = op.adapters.rank, slots_of(step, op.domain)
+    a, y = memory.rows(op.a, len(slots)), memory.rows(op.x, len(slots))
+    for r, slot in enumerate(slots):
         begin = 0
         for part, width in enumerate(op.adapters.widths):
             pair = _pair(op.adapters, slot, part)
             if pair is not None:
-                a = op.a.data[r, part * rank : part * rank + pair.rank].astype(np.float64)
-                y[begin : begin + width] += pair.scale * (unpack(pair.b).astype(np.float64) @ a)
+                low = a[r, part * rank : part * rank + pair.rank]
+                y[r, begin : begin + width] += pair.scale * (memory.matrix(pair.b) @ low)
             begin += width
-        if op.residual is not None:
-            y = y + op.residual.data[r]
-        op.y.data[r] = y.astype(np.float32)
+    if op.residual is not None:
+        y = y + memory.rows(op.residual, len(slots))
+    memory.put(op.y, y)

@@ -114,11 +114,15 @@ class Binder:
         parts = [self.stored(name) for name in names]
         groups: list[list[StoredTensor]] = []
         for part in parts:
-            if groups and joins(groups[-1][-1], part):
+            if groups and self.joins(groups[-1][-1], part):
                 groups[-1].append(part)
             else:
                 groups.append([part])
         return tuple(self._bind(group) for group in groups)
+
+    def joins(self, a: StoredTensor, b: StoredTensor) -> bool:
+        """Whether b can follow a in one matrix."""
+        return joins(a, b)
 
     def _bind(self, group: Sequence[StoredTensor]) -> Tensor:
         first = group[0]

@@ -1,0 +1,142 @@
+"""From a model file to a Learner: parameters, frozen weights, graph, cache, program."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import numpy as np
+
+from rebar.errors import InputError
+from rebar.graph.backward import Recompute, Scheduler
+from rebar.graph.graph import Graph
+from rebar.graph.kv import PagedKVCache, block_bytes
+from rebar.graph.learning import Learner as Learner
+from rebar.graph.learning import Loss as Loss
+from rebar.graph.loader import SLACK, fused_decoder, rope_tables
+from rebar.graph.memory_plan import resolve_context, rope_bytes
+from rebar.graph.models import bind
+from rebar.graph.models.bind_trainable import TrainableBinder, trainable_shapes
+from rebar.graph.models.decoder import Decoder, build_decoder
+from rebar.graph.nodes import CrossEntropy
+from rebar.graph.parameters import Parameters
+from rebar.graph.tensor import Tensor
+from rebar.graph.weights.model_file import ModelFile, Progress
+from rebar.hal import (
+    BLOCK_POSITIONS,
+    DeviceManager,
+    Domain,
+    Indices,
+    KVFormat,
+    Limits,
+    Operand,
+)
+
+# Rows whose logits and their gradients are held at once: at 49k ids a row is 0.4 MB.
+HEAD_ROWS = 128
+HEAD_BYTES = 256 << 20
+
+TrainingKV = Literal["f16", "f32"]
+
+
+@dataclass(frozen=True, slots=True)
+class LearnerOptions:
+    """How a model is opened for training.
+
+    mode: "full": all weights, in float32, but those that `frozen` names (patterns of module names,
+    models/bind_trainable.py). max_rows: ids in a batch; max_sequences, max_context: how many
+    sequences, and of which length (None: the model's, at most max_rows). kv: how keys and values
+    of a batch are held; f16 gives the bits of serving. recompute: what the way back computes again
+    instead of keeping it: "none", "cheap" (norms and gated products) or "layer" (all but the
+    states between layers); no bit depends on it. threads, memory, isa, device: as RunnerOptions.
+    fused False: no fusion.
+    """
+
+    mode: Literal["full"] = "full"
+    frozen: tuple[str, ...] = ()
+    max_rows: int = 1024
+    max_sequences: int = 64
+    max_context: int | None = None
+    kv: TrainingKV = "f16"
+    recompute: Recompute = "none"
+    threads: int | None = None
+    memory: int | None = None
+    isa: str | None = None
+    device: str = "cpu"
+    fused: bool = True
+
+    @property
+    def kv_format(self) -> KVFormat:
+        """How keys and values are stored; InputError for a name that is none."""
+        if self.kv not in get_args(TrainingKV):
+            names = ", ".join(get_args(TrainingKV))
+            raise InputError(f"no KV format {self.kv!r} for training; there are {names}.")
+        return KVFormat[self.kv.upper()]
+
+
+def open_learner(
+    model: ModelFile, options: LearnerOptions | None = None, *, progress: Progress | None = None
+) -> Learner:
+    """Opens a model for training.
+
+    Errors: MemoryBudgetError, ContextLengthError, ModelFileError, DeviceError, InputError.
+    """
+    options = options or LearnerOptions()
+    device = DeviceManager(
+        options.device, threads=options.threads, memory=options.memory, isa=options.isa
+    )
+    shapes = trainable_shapes(model.config, options.frozen)
+    if not shapes:
+        raise InputError(f"all weights are frozen by {', '.join(options.frozen)}; nothing learns.")
+    pool = device.create_pool("parameters", Parameters.nbytes(shapes) + SLACK)
+    parameters = Parameters(pool, shapes)
+    frozen = device.create_pool("weights", bind.pool_bytes(model) + SLACK)
+    binder = TrainableBinder(model, frozen, parameters, progress, threads=device.threads)
+    weights = binder.decoder()
+    limits = limits_of(model, options)
+    decoder = build_decoder(
+        model.config, weights, max_positions=limits.positions, blocks=limits.blocks
+    )
+    if options.fused:
+        decoder = fused_decoder(decoder)
+    graph, loss, targets = with_loss(decoder)
+    asked = Indices(np.zeros(limits.logit_rows, np.int32))
+    bound: dict[Tensor, Operand] = dict(binder.operands) | {targets: asked}
+    bound.update(zip(decoder.caches, _cache(device, model, options, limits), strict=True))
+    device.create_pool("tables", rope_bytes(model.config, limits.positions) + SLACK)
+    tables = rope_tables(decoder, device, limits.positions)
+    bound.update({tensor: tables[rope] for rope, tensor in decoder.ropes.items()})
+    scheduler = Scheduler(graph, loss, limits, bound, binder.gradients, decoder.head_begin)
+    return Learner(model.config, device, parameters, scheduler, asked, options.recompute)
+
+
+def limits_of(model: ModelFile, options: LearnerOptions) -> Limits:
+    """What a batch may hold."""
+    c, rows = model.config, options.max_rows
+    context = resolve_context(c, options.max_context or min(c.context_length, rows))
+    sequences = min(options.max_sequences, rows)
+    return Limits(
+        rows=rows,
+        logit_rows=min(rows, HEAD_ROWS, max(1, HEAD_BYTES // (8 * c.vocab_size))),
+        sequences=sequences,
+        vocab=c.vocab_size,
+        positions=context,
+        blocks=rows // BLOCK_POSITIONS + sequences,
+    )
+
+
+def with_loss(decoder: Decoder) -> tuple[Graph, Tensor, Tensor]:
+    """The decoder's graph with a loss on its logits: graph, loss and the targets to bind."""
+    targets = Tensor("targets", (Domain.LOGIT_ROWS,), "i32")
+    loss = Tensor("loss", CrossEntropy.shape(decoder.logits.shape))
+    node = CrossEntropy("loss", decoder.logits, targets, loss)
+    return Graph([*decoder.graph.order, node], (*decoder.graph.outputs, loss)), loss, targets
+
+
+def _cache(
+    device: DeviceManager, model: ModelFile, options: LearnerOptions, limits: Limits
+) -> tuple[Operand, ...]:
+    c, kind = model.config, options.kv_format
+    nbytes = limits.blocks * block_bytes(c.layers, c.kv_heads, c.head_dim, kind)
+    pool = device.create_pool("kv", nbytes + SLACK)
+    return PagedKVCache(pool, c.layers, c.kv_heads, c.head_dim, limits.blocks, kind).storage

@@ -1,0 +1,237 @@
+"""A whole tiny model learns: gradients against central differences, and what must change no bit."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rebar.errors import InputError, ShapeError
+from rebar.graph.backward import RECOMPUTE
+from rebar.graph.batch import Batch
+from rebar.graph.gradients import Gradients
+from rebar.graph.learner import Learner, LearnerOptions, open_learner
+from rebar.graph.node import Node, Values
+from rebar.graph.parameters import Parameter
+from rebar.graph.weights import ModelFile, open_model
+from rebar.hal import Matrix
+from rebar.hal.ref import WideBackend
+from tests.tiny import tiny_gguf
+
+FAMILIES = ("llama", "qwen2", "gemma3")
+SMALL = LearnerOptions(device="ref", max_rows=32, max_sequences=4, memory=1 << 30)
+# Windows that cut, a cap on scores and logits: everything a decoder can have.
+GEMMA = {
+    "sliding_window": 5,
+    "sliding_pattern": 2,
+    "logit_softcap": 30.0,
+    "attention_softcap": 20.0,
+}
+
+
+def tiny(folder: Path, family: str) -> ModelFile:
+    model = open_model(tiny_gguf(folder, family, "F32", seed=1))
+    changes: dict[str, Any] = GEMMA if family == "gemma3" else {}
+    return dataclasses.replace(model, config=dataclasses.replace(model.config, **changes))
+
+
+def texts(*lengths: int) -> list[list[int]]:
+    random = np.random.default_rng(0)
+    return [random.integers(3, 500, n).tolist() for n in lengths]
+
+
+def learner(model: ModelFile, **changes: Any) -> Learner:
+    return open_learner(model, dataclasses.replace(SMALL, **changes))
+
+
+def flat(of: Parameter, what: str) -> np.ndarray:
+    value = of.value if what == "value" else of.gradient
+    return value.data.view(np.float32) if isinstance(value, Matrix) else value.data
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_parameter_s_gradient_is_the_slope_of_the_loss(tmp_path: Path, family: str) -> None:
+    """Along a random direction of each parameter, in float64 throughout.
+
+    A central difference of step h errs by h^2 times a third derivative and by the rounding of the
+    loss, 2^-53 of it, over h: with h = 1e-5 both are about 1e-10 of a loss of 100 times the
+    direction's length, which is below 1e-6 of the slopes here.
+    """
+    model = learner(tiny(tmp_path, family), device="ref64")
+    backend = model.device.backend
+    assert isinstance(backend, WideBackend)
+    memory, batch, h = backend.memory, Batch.of(*texts(9, 1, 13)), 1e-5
+    model.run(batch, 1.0)
+    gradients = {p.name: memory.wide(flat(p, "gradient")).copy() for p in model.parameters}
+
+    def loss() -> float:
+        model.evaluate(batch)
+        return float(memory.wide(model.program.losses.data[: batch.tokens]).sum())
+
+    random = np.random.default_rng(2)
+    for parameter in model.parameters:
+        values, gradient = flat(parameter, "value"), gradients[parameter.name]
+        start = memory.wide(values).copy()
+        # Rows that fill up a tile belong to nobody, and ids that do not occur have no gradient.
+        direction = random.standard_normal(start.shape) * (gradient != 0)
+        memory.change(values, start + h * direction)
+        above = loss()
+        memory.change(values, start - h * direction)
+        slope = (above - loss()) / (2 * h)
+        memory.change(values, start)
+        expected = float((gradient * direction).sum())
+        assert expected != 0
+        assert abs(slope - expected) < 1e-6 * (1 + abs(expected)), parameter.name
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_what_is_computed_again_changes_no_bit_and_takes_less(tmp_path: Path, fused: bool) -> None:
+    results, sizes = set(), []
+    for recompute in RECOMPUTE:
+        model = learner(tiny(tmp_path, "gemma3"), recompute=recompute, fused=fused)
+        loss = model.run(Batch.of(*texts(20, 12)), 1 / 30)
+        results.add((model.parameters.gradients.tobytes(), loss))
+        sizes.append(model.device.pool("arena").budget)
+    assert len(results) == 1
+    assert sizes[0] > sizes[1] > sizes[2]
+
+
+def test_windows_cut_into_micro_batches_learn_the_same(tmp_path: Path) -> None:
+    """A-j1: one batch of 8, 8 of 1, 4 of 2; the scale is that of the whole window, known before.
+
+    Gradients are float32 sums over 60 rows in other orders: some 60 eps of the largest addend.
+    """
+    ids = texts(1, 9, 3, 14, 2, 5, 21, 5)
+    scale = 1 / Batch.of(*ids).tokens
+    gradients, totals = [], []
+    for size in (8, 1, 2):
+        model = learner(tiny(tmp_path, "llama"), max_rows=64, max_sequences=8)
+        losses = [model.run(Batch.of(*ids[i : i + size]), scale) for i in range(0, len(ids), size)]
+        total = losses[0]
+        for loss in losses[1:]:
+            total = total + loss
+        gradients.append(model.parameters.gradients.copy())
+        totals.append(total)
+    assert {t.tokens for t in totals} == {52}
+    for gradient, total in zip(gradients, totals, strict=True):
+        assert np.abs(gradient - gradients[0]).max() <= 1e-5 * np.abs(gradients[0]).max()
+        assert abs(total.total - totals[0].total) <= 1e-6 * totals[0].total
+
+
+def test_a_batch_without_a_supervised_token_adds_nothing(tmp_path: Path) -> None:
+    """A-j2: 0 / 0 once poisoned all weights of a trainer."""
+    model = learner(tiny(tmp_path, "llama"))
+    model.run(Batch.of(*texts(9)), 1.0)
+    before = model.parameters.gradients.copy()
+    for batch in (Batch.of([5], [7]), Batch(())):
+        assert model.run(batch, 1.0).tokens == 0
+        assert model.run(batch, 1.0).mean == 0.0
+    assert (model.parameters.gradients == before).all()
+
+
+def test_pieces_of_the_head_and_unasked_targets(tmp_path: Path) -> None:
+    """Targets that are not asked weigh nothing, wherever they stand; a head over pieces of 8 rows
+    is the head over all.
+    """
+    model = learner(tiny(tmp_path, "llama"), max_rows=32)
+    whole = Batch.of(*texts(30))
+    (ids, targets), masked = whole.sequences[0], np.full(30, -100, np.int32)
+    masked[11] = targets[11]
+    one = model.run(Batch(((ids, masked),)), 1.0)
+    assert one.tokens == 1
+    assert 0 < one.total < model.evaluate(whole).total
+
+
+class Seen:
+    """What an observer is told."""
+
+    def __init__(self) -> None:
+        self.forward: list[str] = []
+        self.backward: list[str] = []
+
+    def after_forward(self, node: Node, values: Values) -> None:
+        self.forward.append(node.name)
+
+    def after_backward(self, node: Node, gradients: Gradients) -> None:
+        self.backward.append(node.name)
+
+
+def test_a_watched_run_gives_the_same_bits(tmp_path: Path) -> None:
+    model, seen = learner(tiny(tmp_path, "llama")), Seen()
+    batch = Batch.of(*texts(9, 4))
+    first = model.run(batch, 0.5)
+    gradients = model.parameters.gradients.copy()
+    model.parameters.zero_gradients()
+    assert model.run(batch, 0.5, [seen]) == first
+    assert (model.parameters.gradients == gradients).all()
+    assert seen.forward == [n.name for n in model.graph.order]
+    assert seen.backward[0] == "loss"
+    assert seen.backward[-1] == "embedding"
+
+
+def test_gradients_can_be_seen_clamped_replaced_and_stopped(tmp_path: Path) -> None:
+    model, batch, seen = learner(tiny(tmp_path, "llama")), Batch.of(*texts(9)), []
+    model.on_gradient("layers.0.after_mlp", lambda g: seen.append(g.copy()))
+    model.run(batch, 1.0)
+    assert seen[0].shape == (9, 64)
+    model.clamp("layers.0.after_mlp", 1e-3)
+    model.on_gradient("layers.0.after_mlp", lambda g: seen.append(g.copy()))
+    model.run(batch, 1.0)
+    assert (seen[1] == seen[0]).all()
+    assert (seen[2] == np.clip(seen[0], -np.float32(1e-3), np.float32(1e-3))).all()
+    model.release("layers.0.after_mlp")
+    model.on_gradient("layers.0.after_mlp", lambda g: np.zeros_like(g))
+    model.parameters.zero_gradients()
+    model.run(batch, 1.0)
+    for parameter in model.parameters:  # nothing came through to what is before
+        if ".layers.0." in parameter.name:
+            assert not flat(parameter, "gradient").any()
+        elif ".layers.1." in parameter.name:
+            assert flat(parameter, "gradient").any()
+
+
+def test_a_graph_that_is_cut_is_an_error(tmp_path: Path) -> None:
+    model = learner(tiny(tmp_path, "llama"))
+    with pytest.raises(ShapeError, match=r"no gradient would reach layers\.0\.q"):
+        model.stop("layers.0.attention")
+    with pytest.raises(ShapeError, match=r"no node or tensor 'layers\.7"):
+        model.stop("layers.7.attention")
+
+
+def test_frozen_parts_cost_nothing(tmp_path: Path) -> None:
+    """Only the last layer learns: nothing before it has a gradient, and no launch makes one."""
+    everything = learner(tiny(tmp_path, "llama"))
+    frozen = ("model.embed_tokens", "model.layers.0.*", "model.norm")
+    model = learner(tiny(tmp_path, "llama"), frozen=frozen)
+    assert all(".layers.1." in name for name in model.parameters.names)
+    assert len(model.program) < 0.8 * len(everything.program)
+    assert model.device.pool("arena").budget < everything.device.pool("arena").budget
+    batch = Batch.of(*texts(9))
+    assert model.run(batch, 1.0) == everything.run(batch, 1.0)
+    for parameter in model.parameters:
+        same = flat(everything.parameters[parameter.name], "gradient")
+        assert (flat(parameter, "gradient") == same).all()
+    with pytest.raises(ShapeError, match="nobody needs the gradient"):
+        model.clamp("layers.0.after_mlp", 1.0)
+    with pytest.raises(InputError, match="all weights are frozen"):
+        learner(tiny(tmp_path, "llama"), frozen=("*",))
+
+
+def test_batches_that_do_not_fit_are_refused(tmp_path: Path) -> None:
+    model = learner(tiny(tmp_path, "llama"), max_context=16)
+    for batch, message in (
+        (Batch.of(*texts(12, 12, 12)), "rows 36; the learner was opened for 32"),
+        (Batch.of(*texts(1, 1, 1, 1, 1)), "sequences 5"),
+        (Batch.of(*texts(17)), "context 17"),
+        (Batch.of([5, 512]), "outside the vocabulary"),
+        (Batch.of([-1, 5]), "outside the vocabulary"),
+    ):
+        with pytest.raises(InputError, match=message):
+            model.run(batch, 1.0)
+    with pytest.raises(InputError, match="as many targets as ids"):
+        Batch(((np.zeros(2, np.int32), np.zeros(3, np.int32)),))
+    with pytest.raises(InputError, match="Give int32"):
+        Batch(((np.zeros(2), np.zeros(2)),))  # type: ignore[arg-type]
