@@ -37,9 +37,7 @@ class Image:
 class ImageBuilder(Builder):
     """A Builder that also has the operations over images. key: (seed, step) of dropout."""
 
-    def conv(
-        self, name: str, x: Image, w: Tensor, bias: Tensor | None, window: Window
-    ) -> Image:
+    def conv(self, name: str, x: Image, w: Tensor, bias: Tensor | None, window: Window) -> Image:
         """Every window of x times w, plus bias."""
         bias_shape = bias.shape if bias is not None else None
         out = self._out(name, Conv2d.shape(x.tensor.shape, w.shape, window, bias_shape))

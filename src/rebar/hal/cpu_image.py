@@ -1,13 +1,13 @@
-"""How the CPU back end records launches over images."""
+"""How the CPU back end records launches over images: rules of the same `record` as those of the way
+back.
+"""
 
 from __future__ import annotations
 
-from functools import singledispatch
-
 from rebar import _native
-from rebar.errors import DeviceError
 from rebar.hal import launches_image as li
 from rebar.hal.arrays import Matrix
+from rebar.hal.cpu_backward import record as record
 
 Size = tuple[int, int, int, int, int, int, int, int, int]
 
@@ -20,12 +20,6 @@ def _window(w: li.Window) -> Size:
     """rb_window of native/rebar_image.h."""
     kernel = w.kernel_height, w.kernel_width, w.stride, w.padding
     return w.height, w.width, w.channels, w.out_height, w.out_width, *kernel
-
-
-@singledispatch
-def record(launch: object, program: _native.Program) -> None:
-    """Appends the launch to the program with every address resolved."""
-    raise DeviceError(f"the cpu back end has no kernel for {type(launch).__name__}")
 
 
 @record.register

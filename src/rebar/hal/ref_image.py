@@ -1,4 +1,6 @@
-"""The launches over images in NumPy: the specification of launches_image.py. Sums in float64."""
+"""The launches over images in NumPy: the specification of launches_image.py. Rules of the same `run`
+as those of the way back.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,7 @@ from numpy.typing import NDArray
 
 from rebar.hal import launches_image as li
 from rebar.hal.backend import Step
-from rebar.hal.ref_backward import run
+from rebar.hal.ref_backward import run as run
 from rebar.hal.ref_memory import Memory
 
 F64 = NDArray[np.float64]

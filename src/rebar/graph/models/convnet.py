@@ -43,7 +43,9 @@ def build_convnet(c: ConvNetConfig, w: Mapping[str, Tensor], *, training: bool =
     x = Image(images, c.height, c.width, c.channels)
     for i in range(len(c.stages)):
         g.scope = f"stages.{i}."
-        x = stage(g, x, {name[len(g.scope) :]: t for name, t in w.items() if name.startswith(g.scope)})
+        x = stage(
+            g, x, {name[len(g.scope) :]: t for name, t in w.items() if name.startswith(g.scope)}
+        )
         if i + 1 < len(c.stages) and x.height % POOL == 0 and x.width % POOL == 0:
             window = Window(x.height, x.width, x.channels, POOL, POOL, stride=POOL)
             x = g.pool("pool", x, window, PoolKind.MAX)

@@ -93,9 +93,7 @@ def write_classifier(
         entries.append(TensorEntry(tensor, "F32", shape, is_matrix(shape), span))
         end = span.offset + span.nbytes
     nbytes = aligned(end, BLOB_ALIGNMENT)
-    header = ClassifierHeader(
-        ClassifierHeader.KIND, name, config, tuple(entries), dict(provenance)
-    )
+    header = ClassifierHeader(ClassifierHeader.KIND, name, config, tuple(entries), dict(provenance))
     start = data_start(len(encode(header, nbytes, LAYOUT_VERSION)) - 64)
     try:
         with write_whole(target, start + nbytes) as sink:

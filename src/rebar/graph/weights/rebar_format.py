@@ -134,7 +134,7 @@ def decode(data: memoryview, layout: int, where: str, form: type[H]) -> tuple[H,
 
 
 def kind_of(data: memoryview, layout: int, where: str) -> str:
-    """"decoder" or "classifier". Raises as decode does."""
+    """ "decoder" or "classifier". Raises as decode does."""
     return _decoded(_checked(data, layout, where)[0], _Kind, where).kind
 
 

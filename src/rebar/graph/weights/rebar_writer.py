@@ -118,7 +118,9 @@ def _write_data(
     return replace(header, tensors=tuple(entries), vocabulary=tables)
 
 
-def write_span(sink: IO[bytes], start: int, span: Span, pieces: Iterable[NDArray[np.uint8]]) -> Span:
+def write_span(
+    sink: IO[bytes], start: int, span: Span, pieces: Iterable[NDArray[np.uint8]]
+) -> Span:
     """Writes the bytes of one span; gives it with its digest."""
     digest, nbytes = hashlib.sha256(), 0
     sink.seek(start + span.offset)

@@ -13,9 +13,9 @@ from starlette.types import Receive, Scope, Send
 from rebar.errors import RebarError
 from rebar.service.body import MAX_DEPTH
 from rebar.service.http.access import Access
+from rebar.service.http.classify import ClassifyRoutes
 from rebar.service.http.connection import MAX_HEAD_BYTES
 from rebar.service.http.cors import Cors
-from rebar.service.http.classify import ClassifyRoutes
 from rebar.service.http.embeddings import EmbeddingRoutes
 from rebar.service.http.errors import HttpError
 from rebar.service.http.health import HealthRoutes

@@ -148,9 +148,7 @@ def _json_response(body: bytes, status: int = 200) -> Response:
     return Response(body, status, media_type="application/json")
 
 
-def api_router(
-    routes: Routes, embeddings: EmbeddingRoutes, classify: ClassifyRoutes
-) -> APIRouter:
+def api_router(routes: Routes, embeddings: EmbeddingRoutes, classify: ClassifyRoutes) -> APIRouter:
     """Every route with its place in the OpenAPI document."""
     api = APIRouter()
     post, get = api.post, api.get
