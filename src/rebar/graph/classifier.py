@@ -19,7 +19,18 @@ from rebar.graph.parameters import view
 from rebar.graph.tensor import Tensor
 from rebar.graph.weights.classifier import ClassifierFile
 from rebar.graph.weights.pack import final_nbytes
-from rebar.hal import DeviceManager, Limits, Matrix, Operand, Pool, Rows, Step, Vector, aligned
+from rebar.hal import (
+    BLOCK_POSITIONS,
+    DeviceManager,
+    Limits,
+    Matrix,
+    Operand,
+    Pool,
+    Rows,
+    Step,
+    Vector,
+    aligned,
+)
 
 F32 = NDArray[np.float32]
 SLACK = 4096
@@ -61,12 +72,12 @@ class Classifier:
         bound: dict[Tensor, Operand] = {t: weights[name] for name, t in tensors.items()}
         bound[net.images] = Rows(self._images)
         plan = net.graph.plan(limits)
-        pool = device.create_pool("arena", plan.nbytes + SLACK)
+        pool = device.create_pool("images", plan.nbytes + SLACK)
         values = plan.allocate(pool, limits, bound, "activations")
         self.graph = net.graph
         self._program = net.graph.compile(device, values, limits).program
         self._logits = values.rows(net.logits).data
-        self._step = image_step(max_rows)
+        self._step = image_step(max_rows, max_rows)
 
     def classify(self, images: F32) -> F32:
         """Logits (n, labels) of images (n, height * width * channels), normalized. ShapeError for
@@ -99,9 +110,11 @@ class Classifier:
             self.device.release(pool.name)
 
 
-def image_step(rows: int) -> Step:
-    """A step whose rows are images: all of one sequence, so that a row's position is its number."""
-    step = Step(rows, 1, 1, -(-rows // 16))
+def image_step(positions: int, rows: int) -> Step:
+    """A step of up to `rows` images: all of one sequence, so that a row's position is its number,
+    which is below `positions`.
+    """
+    step = Step(rows, 1, 1, -(-positions // BLOCK_POSITIONS))
     step.ids[:] = 0
     step.tables[:] = 0
     step.sequences[:] = 0

@@ -1,5 +1,5 @@
-"""The launches over images in NumPy: the specification of launches_image.py. Rules of the same `run`
-as those of the way back.
+"""The launches over images in NumPy: the specification of launches_image.py. Rules of the same
+`run` as those of the way back.
 """
 
 from __future__ import annotations
@@ -93,9 +93,9 @@ def _(op: li.ChannelSums, memory: Memory, step: Step) -> None:
 def _(op: li.Pool, memory: Memory, step: Step) -> None:
     x = memory.rows(op.x, step.rows)
     if op.kind is li.PoolKind.MEAN:
-        y = _mean_share(op.window) * sum(
-            padded(x, op.window)[:, rows, columns] for _, _, rows, columns in taps(op.window)
-        )
+        wide = padded(x, op.window)
+        under = np.stack([wide[:, rows, columns] for _, _, rows, columns in taps(op.window)])
+        y = _mean_share(op.window) * under.sum(axis=0)
     else:
         wide = padded(x, op.window, fill=-np.inf)
         under = np.stack([wide[:, rows, columns] for _, _, rows, columns in taps(op.window)])

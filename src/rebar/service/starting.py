@@ -1,5 +1,5 @@
-"""What an engine process does first: from the spec a front sent to a warm engine, whatever its kind;
-and what the front knows of an image classifier.
+"""What an engine process does first: from the spec a front sent to a warm engine, whatever its
+kind; and what the front knows of an image classifier.
 """
 
 from __future__ import annotations

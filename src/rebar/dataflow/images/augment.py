@@ -74,8 +74,10 @@ def moved(pixels: Pixels, down: float, right: float, angle: float) -> F32:
     def at(dy: int, dx: int) -> NDArray[np.float64]:
         rows = np.clip(top + dy + 1, 0, height + 1).astype(np.intp)
         columns = np.clip(left + dx + 1, 0, width + 1).astype(np.intp)
-        return framed[rows, columns]
+        met: NDArray[np.float64] = framed[rows, columns]
+        return met
 
     upper = at(0, 0) * (1 - part_x) + at(0, 1) * part_x
     lower = at(1, 0) * (1 - part_x) + at(1, 1) * part_x
-    return (upper * (1 - part_y) + lower * part_y).astype(np.float32)
+    mixed: F32 = (upper * (1 - part_y) + lower * part_y).astype(np.float32)
+    return mixed

@@ -69,7 +69,7 @@ class ImageBatches:
         rows: int,
         epochs: int = 1,
     ) -> None:
-        """samples: images of a window; rows: of a micro-batch. Raises DataError for an empty set."""
+        """samples: images of a window; rows: of a micro-batch. DataError for an empty set."""
         if min(samples, rows, epochs) < 1 or not len(pipeline.dataset):
             raise DataError("a run needs images, and 1 or more in a window. Give more.")
         self.pipeline, self._config = pipeline, config

@@ -20,7 +20,7 @@ MAX_PNG_BYTES = 1 << 26
 
 
 class RawImage(msgspec.Struct, frozen=True):
-    """The bytes of a PNG file, or pixels uint8 (height, width, channels); and the label's number."""
+    """The bytes of a PNG file, or pixels uint8 (height, width, channels); the label's number."""
 
     image: bytes | NDArray[np.uint8]
     label: int

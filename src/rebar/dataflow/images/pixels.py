@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TypeVar
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -10,18 +12,21 @@ from rebar.graph.models.image_config import ConvNetConfig
 
 F32 = NDArray[np.float32]
 Pixels = NDArray[np.uint8] | NDArray[np.float32]
+P = TypeVar("P", NDArray[np.uint8], NDArray[np.float32])
 
 
-def with_channels(pixels: Pixels, channels: int) -> Pixels:
+def with_channels(pixels: P, channels: int) -> P:
     """(height, width, channels). Colours become gray by ITU-R 601's weights, rounded, and gray
     stands in all three colours.
     """
     if pixels.shape[-1] == channels:
         return pixels
     if channels == 3:
-        return np.repeat(pixels, 3, axis=-1)
+        same: P = np.repeat(pixels, 3, axis=-1)
+        return same
     luma = pixels.astype(np.float64) @ np.array([0.299, 0.587, 0.114])
-    return np.rint(luma).astype(pixels.dtype)[..., None]
+    gray: P = np.rint(luma).astype(pixels.dtype)[..., None]
+    return gray
 
 
 def normalized(pixels: Pixels, config: ConvNetConfig) -> F32:

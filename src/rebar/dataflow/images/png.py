@@ -68,8 +68,8 @@ def read_header(data: bytes) -> PngHeader:
             if data.startswith(beginning):
                 raise _wrong(f"is {name}; only PNG is read")
         raise _wrong("is no PNG")
-    name, head = next(_chunks(data), (b"", b""))
-    if name != b"IHDR" or len(head) != _HEAD.size:
+    first, head = next(_chunks(data), (b"", b""))
+    if first != b"IHDR" or len(head) != _HEAD.size:
         raise _wrong("does not begin with a header")
     width, height, depth, kind, packing, filters, interlace = _HEAD.unpack(head)
     if kind not in _SAMPLES or depth not in _DEPTHS.get(kind, (8, 16)) or packing or filters:

@@ -106,10 +106,7 @@ def verify_digests(path: Path, progress: Progress | None = None) -> int:
     naming the first that differs.
     """
     file = MappedFile(path)
-    classifies = kind_of(file.buffer(), LAYOUT_VERSION, str(path)) == ClassifierHeader.KIND
-    form = ClassifierHeader if classifies else Header
-    header, start = decode(file.buffer(), LAYOUT_VERSION, str(path), form)
-    spans = header.spans
+    spans, start = _spans(file, str(path))
     total, done = sum(span.nbytes for _, span in spans), 0
     for name, span in spans:
         if _digest(_bytes(file, start, span)) != span.sha256:
@@ -118,6 +115,15 @@ def verify_digests(path: Path, progress: Progress | None = None) -> int:
         if progress is not None:
             progress(name, done, total)
     return done
+
+
+def _spans(file: MappedFile, where: str) -> tuple[list[tuple[str, Span]], int]:
+    """What stands in the data of a model of any kind, and where the data begins."""
+    if kind_of(file.buffer(), LAYOUT_VERSION, where) == ClassifierHeader.KIND:
+        classifier, start = decode(file.buffer(), LAYOUT_VERSION, where, ClassifierHeader)
+        return classifier.spans, start
+    header, start = decode(file.buffer(), LAYOUT_VERSION, where, Header)
+    return header.spans, start
 
 
 def _digest(data: NDArray[np.uint8]) -> str:
