@@ -12,6 +12,8 @@ RebarError
 ├── DownloadError         a model that could not be fetched
 ├── MemoryBudgetError     a pool or plan that does not fit its budget
 │   └── KVCacheFullError      no free KV block
+├── TrainingError         a training run that cannot go on (data, state, another rank)
+│   └── GradientExplosionError  a gradient that is no number or too large
 ├── ShapeError            sizes that must agree and do not
 ├── DeviceError           a device or back end that is missing or fails
 ├── CollectiveError       processes that train together and lost each other
@@ -81,6 +83,20 @@ class MemoryBudgetError(RebarError):
 
 class KVCacheFullError(MemoryBudgetError):
     """No free KV block."""
+
+
+class TrainingError(RebarError):
+    """A training run that cannot go on: its data, its state or another of its processes."""
+
+
+class GradientExplosionError(TrainingError):
+    """A gradient that is no number or too large: `node` (or parameter), `step`, `magnitude`."""
+
+    def __init__(self, message: str, *, node: str, step: int, magnitude: float) -> None:
+        super().__init__(message)
+        self.node = node
+        self.step = step
+        self.magnitude = magnitude
 
 
 class ShapeError(RebarError):

@@ -110,3 +110,14 @@ def test_a_rank_that_never_comes_is_named() -> None:
     ((code, _, err),) = ended(ranks[:1])
     assert code != 0
     assert "the 2 ranks did not meet at tcp://127.0.0.1:" in err
+
+
+def test_texts_of_any_length_are_told_in_order() -> None:
+    ranks = start(3, """
+        print(group.gather_text("ü" * (2 * rank)))
+        print(group.gather_text(""))
+        group.close()
+    """)  # fmt: skip
+    for code, out, err in ended(ranks):
+        assert code == 0, err
+        assert out.splitlines() == ["['', 'üü', 'üüüü']", "['', '', '']"]

@@ -22,13 +22,15 @@ class Window(Generic[Out]):
     """Micro-batches of one step.
 
     supervised: targets in all of them. samples: numbers of the samples in order, for the log.
-    skipped: samples passed over on the way here because nothing in them is supervised.
+    skipped: samples passed over on the way here because nothing in them is supervised. tokens: all
+    positions computed, for the pace.
     """
 
     batches: tuple[Out, ...]
     supervised: int
     samples: tuple[int, ...] = ()
     skipped: int = 0
+    tokens: int = 0
 
 
 class BatchSource(Protocol[Out]):
@@ -75,3 +77,40 @@ class Learns(Protocol[In]):
 
     def evaluate(self, batch: In) -> LossSum:
         """The loss alone."""
+
+
+class Share(Generic[Out]):
+    """One rank's windows of a source: of each `size` in a row that of its own number. All ranks
+    read the same source and stand at the same place; where the last round is not whole, those
+    behind its end have none.
+    """
+
+    def __init__(self, source: BatchSource[Out], rank: int, size: int) -> None:
+        self._source = source
+        self._rank = rank
+        self._size = size
+
+    @property
+    def digest(self) -> str:
+        """That of all of the data."""
+        return self._source.digest
+
+    @property
+    def windows(self) -> int | None:
+        """Rounds."""
+        whole = self._source.windows
+        return None if whole is None else -(-whole // self._size)
+
+    @property
+    def position(self) -> Position:
+        """Where the next round begins."""
+        return self._source.position
+
+    def restore(self, position: Position) -> None:
+        """Goes to a position of the source."""
+        self._source.restore(position)
+
+    def next_window(self) -> Window[Out] | None:
+        """This rank's of the next round."""
+        round_ = [self._source.next_window() for _ in range(self._size)]
+        return round_[self._rank]

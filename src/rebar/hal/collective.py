@@ -60,6 +60,9 @@ class Collective(Protocol):
     def gather(self, value: float) -> list[float]:
         """The number of every rank, in their order. Whole numbers up to 2^53 arrive as they are."""
 
+    def gather_text(self, text: str) -> list[str]:
+        """The text of every rank, in their order."""
+
     def close(self) -> None:
         """Leaves the group."""
 
@@ -75,6 +78,10 @@ class Alone:
     def gather(self, value: float) -> list[float]:
         """One number."""
         return [value]
+
+    def gather_text(self, text: str) -> list[str]:
+        """One text."""
+        return [text]
 
     def close(self) -> None:
         """Nothing is open."""
@@ -119,6 +126,17 @@ class Gloo:
         found = np.empty((self.size, 1), np.float64)
         self._all(found, np.array([value], np.float64))
         return [float(number) for number in found[:, 0]]
+
+    def gather_text(self, text: str) -> list[str]:
+        """Their lengths, then all of them as bytes of the longest."""
+        mine = np.frombuffer(text.encode(), np.uint8)
+        lengths = [int(number) for number in self.gather(mine.size)]
+        found = np.zeros((self.size, max(*lengths, 1)), np.uint8)
+        padded = np.zeros(found.shape[1], np.uint8)
+        padded[: mine.size] = mine
+        self._all(found, padded)
+        pairs = zip(found, lengths, strict=True)
+        return [row[:length].tobytes().decode() for row, length in pairs]
 
     def _all(self, parts: NDArray[np.generic], mine: NDArray[np.generic]) -> None:
         """parts[r] becomes what rank r brought."""

@@ -28,6 +28,17 @@ def process_resident_bytes(pid: int, proc: Path = PROC) -> int | None:
     return int(fields[21]) * PAGE if fields else None
 
 
+def peak_resident_bytes(proc: Path = PROC) -> int:
+    """Most memory this process has had in RAM, mapped files included; 0 where the kernel does not
+    say. (getrusage would tell the parent's peak too: exec keeps it.)
+    """
+    try:
+        lines = (proc / "self" / "status").read_text().splitlines()
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:")), 0)
+
+
 def process_stopped(pid: int, proc: Path = PROC) -> bool:
     """Whether a process has been stopped by a signal, not by a debugger."""
     fields = _stat(pid, proc)

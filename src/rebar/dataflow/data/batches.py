@@ -119,6 +119,7 @@ class TrainingBatches:
             supervised=sum(item.value.asked for item in items),
             samples=tuple(item.sample for item in items),
             skipped=end - begin.place - len(met),
+            tokens=sum(len(item.value.ids) for item in items),
         )
 
     def survey(self) -> Survey:

@@ -1,0 +1,149 @@
+"""rebar finetune"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from cyclopts import Parameter
+
+from rebar.cli.models import open_named
+from rebar.cli.options import Json, Model, Offline
+from rebar.cli.output import emit, progress
+from rebar.cli.settings import places
+from rebar.cli.training_flags import LoraFlags, OnError, TrainingFlags
+from rebar.errors import InputError
+
+if TYPE_CHECKING:
+    from rebar.dataflow.data import DataOptions, TrainingBatches
+    from rebar.graph.batch import Batch
+    from rebar.graph.learner import Learner
+    from rebar.graph.weights import ModelFile
+
+KV = Literal["f16", "f32"]
+LORA_RATE, FULL_RATE = 2e-4, 2e-5
+
+
+def finetune(
+    model: Model,
+    *,
+    data: Annotated[Path, Parameter(help="JSONL of conversations, pairs or documents.")],
+    out: Annotated[Path, Parameter(help="Folder for the adapter, log and checkpoints.")],
+    eval_data: Annotated[Path | None, Parameter(help="JSONL to evaluate on.")] = None,
+    max_context: Annotated[
+        int | None, Parameter(help="Longest sequence; default: --batch-tokens.")
+    ] = None,
+    on_error: Annotated[
+        OnError, Parameter(help="What to do about a record that is no sample.")
+    ] = "raise",
+    kv: Annotated[KV, Parameter(help="Keys and values: f16 as in serving, or f32.")] = "f16",
+    show_batch: Annotated[
+        bool, Parameter(help="Show the first step's data, what is learned in colour, and end.")
+    ] = False,
+    lora: LoraFlags | None = None,
+    flags: TrainingFlags | None = None,
+    json: Json = False,
+    offline: Offline = False,
+) -> int:
+    """Teach a model by examples: an adapter (LoRA), or with --full all of its weights.
+
+    DATA has a JSON object a line: {"messages": [...]} in the shape of the chat API (the assistant's
+    turns are learned), {"prompt": ..., "completion": ...} or {"text": ...}. OUT gets the adapter in
+    PEFT's layout, log.jsonl, loss.svg and checkpoints. Ctrl-C saves; --resume goes on from there
+    with the bits of a run that was never stopped.
+    """
+    from rebar.cli.training_run import Run
+
+    lora, flags = lora or LoraFlags(), flags or TrainingFlags()
+    file = open_named(model, offline=offline)
+    context = min(max_context or flags.batch_tokens, file.config.context_length)
+    options = flags.data_options(context, on_error)
+    source, held_out = _sources(file, data, eval_data, options)
+    if show_batch:
+        return _show(file, source)
+    run = Run.open(out, flags)
+    run.note_data(source.survey(), held_out)
+    run.note(f"model      {model}: {lora.words()}")
+    learner = _learner(file, options, lora, flags, kv)
+    facts = {"model": model, "data": str(data), **asdict(lora), **asdict(flags)}
+    usual = FULL_RATE if lora.full else LORA_RATE
+    done = run.train(learner, source, held_out, usual, facts, f"{model} on {data.name}")
+    if run.speaks:
+        done |= _write(out, file, model, learner, lora)
+        emit(done, json=json)
+    return run.exit_code
+
+
+def _sources(
+    file: ModelFile, data: Path, eval_data: Path | None, options: DataOptions
+) -> tuple[TrainingBatches, list[Batch]]:
+    """What is trained on, surveyed, and what is held out."""
+    from rebar.dataflow.data import open_training
+    from rebar.dataflow.text import ChatTemplate, Tokenizer
+
+    if eval_data is not None and options.held_out:
+        raise InputError("--eval-data and --eval-split: give one of them.", param="eval_data")
+    tokenizer = Tokenizer.of(file)
+    template = ChatTemplate(file.chat_template, tokenizer) if file.chat_template else None
+    source, held = open_training(data, tokenizer, template, options)
+    if eval_data is not None:
+        whole = replace(options, epochs=1, shuffle=False)
+        held, _ = open_training(eval_data, tokenizer, template, whole)
+    from rebar.cli.training_run import all_batches
+
+    return source, all_batches(held)
+
+
+def _show(file: ModelFile, source: TrainingBatches) -> int:
+    """The micro-batches of the first step, on a terminal in colour, elsewhere with marks."""
+    from rich.console import Console
+
+    from rebar.dataflow.data.show import show_batch
+    from rebar.dataflow.text import Tokenizer
+
+    window, tokenizer = source.next_window(), Tokenizer.of(file)
+    console = Console(soft_wrap=True)
+    for batch in window.batches if window is not None else ():
+        for text in show_batch(batch, tokenizer, marks=not sys.stdout.isatty()):
+            console.print(text)
+    return 0
+
+
+def _learner(
+    file: ModelFile, options: DataOptions, lora: LoraFlags, flags: TrainingFlags, kv: KV
+) -> Learner:
+    from rebar.graph.learner import LearnerOptions, open_learner
+
+    learning: dict[str, Any] = {"mode": "full"}
+    if not lora.full:
+        learning = {"mode": "lora", "lora": lora.spec(), "seed": flags.seed}
+    wanted = LearnerOptions(
+        **learning,
+        max_rows=max(options.batch_rows, options.rows),
+        max_sequences=options.sequences,
+        max_context=options.rows,
+        kv=kv,
+        recompute=flags.recompute,
+        threads=flags.threads,
+        memory=flags.memory,
+        isa=places().isa,
+    )
+    with progress() as shown:
+        return open_learner(file, wanted, progress=shown)
+
+
+def _write(
+    out: Path, file: ModelFile, model: str, learner: Learner, lora: LoraFlags
+) -> dict[str, str]:
+    """The adapter, or the whole model."""
+    from rebar.cli.training_run import write_model
+    from rebar.graph.lora import write_adapter
+    from rebar.graph.parameters import dense
+
+    if lora.full:
+        return write_model(out, file, learner)
+    matrices = {p.name: dense(p.value) for p in learner.parameters}
+    write_adapter(out, lora.spec(), matrices, base=model)
+    return {"adapter": str(out)}

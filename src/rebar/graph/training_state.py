@@ -1,0 +1,123 @@
+"""What of a run goes into a checkpoint, and the check that a run which goes on from it is the same.
+
+State in plain values: what must be equal ("fixed": parameters, rule, schedule, data, ranks), what
+moves ("progress", the optimizer's count, a data position a rank) and where it came from
+("provenance"). Arrays: the parameters, and the optimizer's states. There is no generator to save:
+randomness is a function of seed, step and place, and of these the first is part of what is fixed
+and the second of the progress.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from rebar.errors import TrainingError
+from rebar.graph.checkpoint_file import F32, Saved, State
+from rebar.graph.optimizer import Optimizer, Sgd, place
+from rebar.graph.schedules import Schedule
+from rebar.graph.weights.pack import LAYOUT_VERSION
+from rebar.graph.window import Position
+
+VERSION = 1
+
+
+@dataclass(slots=True)
+class Progress:
+    """What a run knows of itself between two steps. waited: evaluations since the best one."""
+
+    step: int = 0
+    tokens: int = 0
+    skipped: int = 0
+    best: float | None = None
+    best_step: int = 0
+    waited: int = 0
+
+
+def fixed_of(
+    optimizer: Optimizer, schedule: Schedule, source: str, ranks: int, seed: int
+) -> dict[str, Any]:
+    """What has to be equal for the same bits. source: the digest of the data."""
+    parameters = optimizer.parameters
+    return {
+        "parameters": [[p.name, *place(parameters, p), p.decay] for p in parameters],
+        "optimizer": [type(optimizer.rule).__name__, asdict(optimizer.rule)],
+        "clip": optimizer.clip,
+        "schedule": asdict(schedule),
+        "data": source,
+        "ranks": ranks,
+        "seed": seed,
+        "layout": LAYOUT_VERSION,
+    }
+
+
+def state_of(
+    fixed: Mapping[str, Any],
+    progress: Progress,
+    optimizer: Optimizer,
+    positions: Sequence[Position],
+    provenance: Mapping[str, Any],
+) -> State:
+    """The plain part of a checkpoint."""
+    return {
+        "version": VERSION,
+        "fixed": dict(fixed),
+        "progress": asdict(progress),
+        "count": optimizer.count,
+        "positions": [dict(p) for p in positions],
+        "provenance": dict(provenance),
+    }
+
+
+def arrays_of(optimizer: Optimizer, *, states: bool = True) -> dict[str, F32]:
+    """The arrays of a checkpoint, over the memory they live in. SGD has no second state."""
+    p = optimizer.parameters
+    arrays = {"values": p.values}
+    if states:
+        arrays |= {"m": p.m} if isinstance(optimizer.rule, Sgd) else {"m": p.m, "v": p.v}
+    return arrays
+
+
+def restore(saved: Saved, fixed: Mapping[str, Any], optimizer: Optimizer) -> Progress:
+    """Puts parameters, states and count back; what the run knew of itself. TrainingError naming
+    what differs, with nothing changed.
+    """
+    check_same(saved, fixed)
+    put_arrays(saved, arrays_of(optimizer))
+    optimizer.count = int(saved.state["count"])
+    optimizer.parameters.gradients.fill(0)
+    return Progress(**saved.state["progress"])
+
+
+def check_same(saved: Saved, fixed: Mapping[str, Any]) -> None:
+    """Raises TrainingError unless the checkpoint is of a run with the same settings."""
+    if saved.state.get("version") != VERSION:
+        raise TrainingError(
+            f"{saved.path} was written by another release (version "
+            f"{saved.state.get('version')}, this one reads {VERSION}). Go on with that release."
+        )
+    then = saved.state["fixed"]
+    differ = sorted(key for key in fixed if json.loads(json.dumps(fixed[key])) != then.get(key))
+    if differ:
+        shown = "; ".join(f"{k} was {_short(then.get(k))}, is {_short(fixed[k])}" for k in differ)
+        raise TrainingError(
+            f"{saved.path} is of another run: {shown}. Give the same settings and data to go on "
+            "with the same bits, or start anew in another --out."
+        )
+
+
+def put_arrays(saved: Saved, into: Mapping[str, F32]) -> None:
+    """Copies saved arrays over those of the run."""
+    for name, array in into.items():
+        found = saved.arrays.get(name)
+        if found is None or found.size != array.size:
+            raise TrainingError(f"{saved.path} does not hold the {array.size:,} {name} of this run")
+    for name, array in into.items():
+        array[:] = saved.arrays[name]
+
+
+def _short(value: object) -> str:
+    text = str(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
