@@ -134,6 +134,7 @@ class ImageBatches:
             supervised=len(items),
             samples=tuple(item.sample for item in items),
             skipped=count - len(items),
+            tokens=len(items),
         )
 
     def _take(self, end: int) -> list[Item[Picture]]:

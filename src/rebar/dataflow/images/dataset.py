@@ -60,7 +60,7 @@ class ArrayImages:
         """Raises DataError for a file that holds no such arrays. Nothing in it can run code."""
         self.path = path
         try:
-            with np.load(path, allow_pickle=False) as file:
+            with path.open("rb") as raw, np.load(raw, allow_pickle=False) as file:
                 arrays = {name: file[name] for name in file.files}
             self.digest = hashlib.sha256(path.read_bytes()).hexdigest()
         except (OSError, ValueError, EOFError, TypeError, zipfile.BadZipFile) as error:
