@@ -135,7 +135,7 @@ def test_kernels_learn_as_the_reference_and_all_alike(name: str) -> None:
         found[device] = model.gradients().tobytes()
         error = np.abs(model.parameters.gradients - expected).max()
         assert error <= 1e-5 * np.abs(expected).max(), device
-    assert len(set(found.values())) == 1, [d for d in found]
+    assert len(set(found.values())) == 1, list(found)
 
 
 @pytest.mark.parametrize("name", ["norm", "conv", "largest"])

@@ -34,13 +34,22 @@ if TYPE_CHECKING:
 CURL = """curl {url}/v1/chat/completions -H 'Content-Type: application/json' \\
   -d '{{"messages": [{{"role": "user", "content": "Why is the sky blue?"}}], "stream": true}}'"""
 
+CLASSIFY_CURL = """curl {url}/v1/classify -H 'Content-Type: application/json' \\
+  -d "{{\\"images\\": [\\"$(base64 -w0 IMAGE.png)\\"]}}\""""
+
 
 def serve(
     model: Model = DEFAULT_MODEL,
     *,
     host: Host = "127.0.0.1",
     port: Port = 8000,
-    api_model_name: Annotated[str | None, Parameter(help="Name that clients use.")] = None,
+    served_model_name: Annotated[
+        tuple[str, ...],
+        Parameter(
+            help="Name that clients use; repeatable, the first is listed. Without it: the "
+            "model's name, or the last part of its path."
+        ),
+    ] = (),
     flags: AnswerFlags | None = None,
     queue: QueueFlags | None = None,
     limits: LimitFlags | None = None,
@@ -58,15 +67,22 @@ def serve(
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
 
+    example = CURL
+
     def load() -> ModelService:
-        name = api_model_name or model
-        return _load(model, name, flags or AnswerFlags(), queue or QueueFlags(), offline)
+        nonlocal example
+        service = _load(
+            model, served_model_name, flags or AnswerFlags(), queue or QueueFlags(), offline
+        )
+        if service.model.classifier is not None:
+            example = CLASSIFY_CURL
+        return service
 
     def ready(url: str) -> None:
         seconds = time.perf_counter() - STARTED
         note(f"ready      {seconds:.2f} s after the start: {url}, described by /openapi.json")
         note(_who_may_ask(who, host))
-        note(CURL.format(url=url))
+        note(example.format(url=url))
         tell_manager("READY=1")
 
     waits = (limits or LimitFlags()).time_limits()
@@ -83,12 +99,12 @@ def _who_may_ask(access: Access, host: str) -> str:
 
 
 def _load(
-    model: str, name: str, flags: AnswerFlags, queue: QueueFlags, offline: bool
+    model: str, names: tuple[str, ...], flags: AnswerFlags, queue: QueueFlags, offline: bool
 ) -> ModelService:
     """The model in an engine process; says what the machine and the plan are, and how long each
     phase took.
     """
-    from rebar.dataflow.models import open_source
+    from rebar.dataflow.models import open_source, public_name
     from rebar.graph import plan_memory
     from rebar.graph.weights.classifier import is_classifier
     from rebar.graph.weights.source import resolve
@@ -106,7 +122,7 @@ def _load(
     with timed("fetch"), progress() as shown:
         source = resolve(model, where.cache, hub=where.hub, progress=shown, offline=offline)
     if is_classifier(source):
-        return _load_classifier(source, name, options, queue)
+        return _load_classifier(source, model, names, options, queue)
     with timed("convert"), progress() as shown:
         file = open_source(source, where.cache, shown)
     for line in plan_memory(file, options, device.budget, kept=True).lines():
@@ -114,14 +130,16 @@ def _load(
     spec = spec_of(file, options, queue.max_running, queue.max_waiting, flags.guesses)
     with timed("engine"):
         first = EngineProcess(spec, new_memory())
-    served = open_served(file, first.ready.limits, name=name)
+    name, *aliases = names or (public_name(model), model)
+    served = open_served(file, first.ready.limits, name=name, aliases=tuple(aliases), source=model)
     return ModelService.in_process(served, first, spec)
 
 
 def _load_classifier(
-    source: Path, name: str, options: RunnerOptions, queue: QueueFlags
+    source: Path, model: str, names: tuple[str, ...], options: RunnerOptions, queue: QueueFlags
 ) -> ModelService:
     """An image classifier in an engine process."""
+    from rebar.dataflow.models import public_name
     from rebar.graph.weights.classifier import open_classifier
     from rebar.service.engine_process import EngineProcess
     from rebar.service.messages import EngineSpec
@@ -134,5 +152,8 @@ def _load_classifier(
     spec = EngineSpec(str(source), options, queue.max_running, queue.max_waiting)
     with timed("engine"):
         first = EngineProcess(spec)
-    served = served_classifier(file, first.ready.limits, name=name)
+    name, *aliases = names or (public_name(model), model)
+    served = served_classifier(
+        file, first.ready.limits, name=name, aliases=tuple(aliases), source=model
+    )
     return ModelService.in_process(served, first, spec)

@@ -15,8 +15,8 @@ from rebar.service.messages import EngineLimits
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """A model as its callers see it. `aliases`: other names it answers to. classifier: of a model
-    that takes images, not text.
+    """A model as its callers see it. `aliases`: other names it answers to. source: where it came
+    from, as the operator said it. classifier: of a model that takes images, not text.
     """
 
     name: str
@@ -25,6 +25,7 @@ class ServedModel:
     limits: EngineLimits
     created: int = 0
     aliases: tuple[str, ...] = ()
+    source: str = ""
     classifier: ConvNetConfig | None = None
 
 

@@ -59,7 +59,13 @@ def classifier_engine(
 
 
 def served_classifier(
-    file: ClassifierFile, limits: EngineLimits, *, name: str, aliases: tuple[str, ...] = ()
+    file: ClassifierFile,
+    limits: EngineLimits,
+    *,
+    name: str,
+    aliases: tuple[str, ...] = (),
+    source: str = "",
 ) -> ServedModel:
     """What callers see of it; no weight is read."""
-    return ServedModel(name, NoText(), None, limits, int(time.time()), aliases, file.config)
+    now = int(time.time())
+    return ServedModel(name, NoText(), None, limits, now, aliases, source, file.config)

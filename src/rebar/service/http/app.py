@@ -126,6 +126,7 @@ def create_app(
         docs_url=None,  # it would load its scripts from somebody else's server
         redoc_url=None,
     )
+    app.state.metrics = metrics
     vectors = EmbeddingRoutes(router, off_loop), ClassifyRoutes(router, off_loop)
     app.include_router(api_router(routes, *vectors))
     app.include_router(HealthRoutes(router, lifecycle).api())
