@@ -7,6 +7,7 @@ add_executable(
   native/tests/test_attention.cpp
   native/tests/test_cache.cpp
   native/tests/test_image.cpp
+  native/tests/test_image_layers.cpp
   native/tests/test_lora.cpp
   native/tests/test_loss.cpp
   native/tests/test_math.cpp

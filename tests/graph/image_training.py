@@ -68,8 +68,8 @@ class Trained(RecordedLearner):
         random = np.random.default_rng(seed)
         for shape in listed:
             scale = shape.shape[-1] ** -0.5 if len(shape.shape) == 2 else 1.0
-            values = random.standard_normal(shape.shape) * scale
-            fill(parameters[shape.name].value, values.astype(np.float32))
+            drawn = random.standard_normal(shape.shape) * scale
+            fill(parameters[shape.name].value, drawn.astype(np.float32))
         values = case.height * case.width * case.channels
         self.images: F32 = random.standard_normal((IMAGES, values), dtype=np.float32)
         self.labels = Indices(np.array([1, 3, 0], np.int32))

@@ -10,7 +10,7 @@ import pytest
 from rebar.graph.backward import RECOMPUTE
 from rebar.graph.image import Image, ImageBuilder
 from rebar.graph.tensor import Tensor
-from rebar.hal import Domain, Matrix
+from rebar.hal import Domain
 from rebar.hal.launches_image import PoolKind, Window
 from rebar.hal.ref import WideBackend
 from tests.graph.harness import DEVICES
@@ -107,9 +107,8 @@ def test_every_gradient_is_the_slope_of_the_loss(name: str) -> None:
         return float(memory.wide(model.program.losses.data).sum())
 
     for parameter in model.parameters:
-        values, gradient = parameter.value.data, parameter.gradient.data
-        if isinstance(parameter.value, Matrix):
-            values, gradient = values.view(np.float32), gradient.view(np.float32)
+        values = parameter.value.data.view(np.float32)
+        gradient = parameter.gradient.data.view(np.float32)
         slopes = memory.wide(gradient).copy()
         start = memory.wide(values).copy()
         direction = random.standard_normal(start.shape) * (slopes != 0)

@@ -13,7 +13,7 @@ from rebar.graph.image import Image, ImageBuilder
 from rebar.graph.node import Node
 from rebar.graph.nodes_image import groups_of
 from rebar.graph.tensor import Tensor
-from rebar.hal import DeviceManager, Domain, Indices, WeightFormat
+from rebar.hal import DeviceManager, Domain, Indices, Operand, WeightFormat
 from rebar.hal.launches_image import PoolKind, Window
 from tests.graph.harness import DEVICES, F32, Call, matrix, open_device, run, vector
 
@@ -68,7 +68,7 @@ def test_conv(device: DeviceManager, window: Window, n: int) -> None:
     g, tx = ImageBuilder(), image(window.height, window.width, window.channels)
     tw, tb = Tensor("w", (n, window.inputs), WeightFormat.F32), Tensor("b", (n,))
     out = g.conv("y", tx, tw, tb, window)
-    bound = {tw: matrix(w), tb: vector(bias)}
+    bound: dict[Tensor, Operand] = {tw: matrix(w), tb: vector(bias)}
     got = run(g.graph(out.tensor), device, CALL, bound, {tx.tensor: x}).rows(out.tensor).data
     patches = under(x, window).reshape(IMAGES, window.positions, -1)
     want = (patches @ w.astype(np.float64).T + bias).reshape(IMAGES, -1)

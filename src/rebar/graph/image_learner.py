@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from rebar.errors import InputError
 from rebar.graph.backward import Recompute, Scheduler
@@ -25,6 +26,7 @@ from rebar.graph.tensor import Tensor
 from rebar.graph.training import GradientObserver
 from rebar.hal import DeviceManager, Domain, Indices, Limits, Matrix, Operand, Rows, Vector
 
+F32 = NDArray[np.float32]
 MAX_WINDOW = 1 << 15
 """Images of a window: their numbers in it are the positions of a step's rows."""
 
@@ -161,9 +163,10 @@ def open_image_learner(
     return ImageLearner(config, device, parameters, rows, options.recompute)
 
 
-def _first(shape: ParameterShape, draws: np.random.Generator) -> np.ndarray:
+def _first(shape: ParameterShape, draws: np.random.Generator) -> F32:
     if len(shape.shape) == 2:
         deviation = np.sqrt(2.0 / shape.shape[1])
-        return (draws.standard_normal(shape.shape) * deviation).astype(np.float32)
+        drawn: F32 = (draws.standard_normal(shape.shape) * deviation).astype(np.float32)
+        return drawn
     value = 1.0 if shape.name.endswith(".weight") else 0.0
     return np.full(shape.shape, value, np.float32)
