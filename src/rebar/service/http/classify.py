@@ -61,10 +61,10 @@ class ClassifyRoutes:
 
         def validate() -> tuple[ModelService, ClassifyJob]:
             body = decode_body(raw, ClassifyBody)
-            service = self._router.route(body.model, images=True)
-            config = service.model.classifier
+            route = self._router.route(body.model, images=True)
+            config = route.model.classifier
             assert config is not None, "the router asked for it"
-            return service, classify_job(service.model.name, config, body, record.caller)
+            return route.service, classify_job(route.model.name, config, body, record.caller)
 
         service, job = await self._off_loop.run(len(raw), validate)
         job = with_urgency(job, request.headers, record.started)
