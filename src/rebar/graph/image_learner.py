@@ -6,15 +6,17 @@ A micro-batch is one step whose rows are images, each with a label.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rebar.errors import InputError
+from rebar.errors import GradientExplosionError, InputError
 from rebar.graph.backward import Recompute, Scheduler
 from rebar.graph.classifier import SLACK, Classifier, image_step, rows_of
+from rebar.graph.explosion import find_explosion
 from rebar.graph.graph import Graph
 from rebar.graph.image_batch import ImageBatch
 from rebar.graph.models.convnet import build_convnet, weight_tensors
@@ -62,7 +64,7 @@ class ImageLearner(RecordedLearner):
         self._images = np.zeros((max_rows, config.values), np.float32)
         self._labels = np.zeros(max_rows, np.int32)
         self._key = np.zeros(2, np.int32)
-        self._step = image_step(MAX_WINDOW, max_rows)
+        self.step = image_step(MAX_WINDOW, max_rows)
         scheduler = self._scheduler_of(parameters)
         super().__init__(device, parameters, scheduler, recompute)
         weights = {parameter.name: parameter.value for parameter in parameters}
@@ -95,11 +97,17 @@ class ImageLearner(RecordedLearner):
         """
         count = self._bind(batch)
         self.program.weights.data[:count] = scale
-        self.program.forward(self._step, observers)
+        self.program.forward(self.step, observers)
         losses = self.program.losses.data[:count]
         loss = Loss(float(losses.sum(dtype=np.float64)), count)
-        self.program.backward(self._step, observers)
+        self.program.backward(self.step, observers)
         return loss
+
+    def find_explosion(
+        self, batches: Sequence[ImageBatch], scale: float, step: int, limit: float = math.inf
+    ) -> GradientExplosionError:
+        """As Learner.find_explosion."""
+        return find_explosion(self, batches, scale, step, limit)
 
     def evaluate(self, batch: ImageBatch) -> Loss:
         """The loss of the network as it serves: nothing drops, and the sum is in float64."""
@@ -121,8 +129,8 @@ class ImageLearner(RecordedLearner):
         self._images[:count] = batch.images
         self._labels[:count] = batch.labels
         self._key[:] = np.array(batch.key, np.uint64).astype(np.uint32).view(np.int32)
-        self._step.rows = count
-        self._step.positions[:count] = np.arange(batch.first, batch.first + count)
+        self.step.rows = count
+        self.step.positions[:count] = np.arange(batch.first, batch.first + count)
         return count
 
     def _check(self, batch: ImageBatch) -> None:

@@ -20,7 +20,7 @@ from rebar.errors import EngineError
 from rebar.service.engine import class_of, expired, failure_of
 from rebar.service.generation import rank_for
 from rebar.service.journal import Journal
-from rebar.service.messages import Delta, EngineStats, Failure, Orders, RequestPacket
+from rebar.service.messages import AdapterNews, Delta, EngineStats, Failure, Orders, RequestPacket
 
 log = logging.getLogger("rebar.service.engine")
 F32 = NDArray[np.float32]
@@ -175,6 +175,10 @@ class ClassifierEngine:
             open_low=classes[2],
             oldest_wait=0.0 if oldest is None else max(0.0, self.clock() - oldest),
         )
+
+    def news(self) -> list[AdapterNews]:
+        """There are no adapters of a network over images."""
+        return []
 
     def close(self) -> None:
         """Frees the model."""

@@ -22,6 +22,7 @@ from rebar.service.memory_budget import held_back
 from rebar.service.messages import (
     DEADLINE,
     NORMAL,
+    AdapterNews,
     Delta,
     EngineStats,
     Failure,
@@ -187,6 +188,10 @@ class InferenceEngine:
     def _next_waits(self) -> float:
         waiting = self.scheduler.waiting
         return max(0.0, self.clock() - waiting[0].journal.arrived) if waiting else 0.0
+
+    def news(self) -> list[AdapterNews]:
+        """What became of adapters since it was last asked."""
+        return self.adapters.news()
 
     def close(self) -> None:
         """Frees the model."""

@@ -34,7 +34,7 @@ from rebar.service.messages import (
     StepReport,
 )
 from rebar.service.model import ServedModel
-from rebar.service.streams import RequestStream
+from rebar.service.request_stream import RequestStream
 from rebar.service.supervisor import EngineSupervisor
 from rebar.service.validator import Validator, model_not_found
 from rebar.service.worker import Engine, EngineWorker, Worker

@@ -15,7 +15,15 @@ from collections.abc import Callable
 from typing import Protocol
 
 from rebar.service.engine import failure_of
-from rebar.service.messages import STOPPING, Delta, EngineStats, Failure, Orders, StepReport
+from rebar.service.messages import (
+    STOPPING,
+    AdapterNews,
+    Delta,
+    EngineStats,
+    Failure,
+    Orders,
+    StepReport,
+)
 
 log = logging.getLogger("rebar.service.engine")
 
@@ -41,6 +49,9 @@ class Engine(Protocol):
 
     def stats(self) -> EngineStats:
         """Counters and gauges."""
+
+    def news(self) -> list[AdapterNews]:
+        """What became of adapters since it was last asked."""
 
     def close(self) -> None:
         """Frees the model."""
@@ -143,8 +154,8 @@ class EngineWorker:
         while not self._stopping:
             orders = self._take(wait=engine.idle)
             deltas = self._turn(orders)
-            news = engine.adapters.news()
-            self._report(StepReport(stats=engine.stats(), deltas=deltas, adapters=news))
+            told = StepReport(stats=engine.stats(), deltas=deltas, adapters=engine.news())
+            self._report(told)
         with self._wake:
             self._ended = True
         deltas = engine.obey(self._orders) + engine.fail_all(STOPPING)

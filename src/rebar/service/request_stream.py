@@ -1,4 +1,4 @@
-"""What one request waits for: the deltas of its choices, as the router brings them."""
+"""What one request waits for: the deltas of its choices."""
 
 from __future__ import annotations
 
