@@ -57,13 +57,15 @@ class Run:
         """InputError for a folder that holds a run already, unless it is to be gone on with."""
         from rebar.graph.checkpoint import CheckpointStore
 
-        if (folder / LOG).exists() and not flags.resume:
-            raise InputError(
-                f"{folder} holds a run already. Give --resume to go on with it, or another --out.",
-                param="out",
+        ranks, trouble = joined(flags.rank_timeout), ""
+        if ranks.rank == 0 and (folder / LOG).exists() and not flags.resume:
+            trouble = (
+                f"{folder} holds a run already. Give --resume to go on with it, or another --out."
             )
-        store = CheckpointStore(folder / CHECKPOINTS, flags.keep, note)
-        return cls(folder, flags, joined(flags.rank_timeout), store)
+        # All ranks hear of it before any of them writes there.
+        if told := ranks.gather_text(trouble)[0]:
+            raise InputError(told, param="out")
+        return cls(folder, flags, ranks, CheckpointStore(folder / CHECKPOINTS, flags.keep, note))
 
     @property
     def speaks(self) -> bool:
