@@ -11,11 +11,11 @@ import time
 from pathlib import Path
 
 import numpy as np
-from rebar.graph.learner import LearnerOptions, open_learner
 
 from rebar.cli.settings import places
 from rebar.dataflow.models import open_source
 from rebar.graph.batch import Batch
+from rebar.graph.learner import LearnerOptions, open_learner
 from rebar.graph.lora import LoraSpec
 from rebar.graph.optimizer import AdamW, Optimizer
 from rebar.hal import processes
@@ -32,7 +32,6 @@ def main() -> None:
     parser.add_argument("--recompute", default="none")
     asked = parser.parse_args()
     options = LearnerOptions(
-        mode="lora",
         lora=LoraSpec(8, 16, ("q_proj", "v_proj")),
         max_rows=SEQUENCES * LENGTH,
         max_sequences=SEQUENCES,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
@@ -116,11 +116,9 @@ def _learner(
 ) -> Learner:
     from rebar.graph.learner import LearnerOptions, open_learner
 
-    learning: dict[str, Any] = {"mode": "full"}
-    if not lora.full:
-        learning = {"mode": "lora", "lora": lora.spec(), "seed": flags.seed}
     wanted = LearnerOptions(
-        **learning,
+        lora=None if lora.full else lora.spec(),
+        seed=flags.seed,
         max_rows=max(options.batch_rows, options.rows),
         max_sequences=options.sequences,
         max_context=options.rows,

@@ -143,7 +143,6 @@ def _learner(file: ModelFile, options: DataOptions, flags: TrainingFlags) -> Lea
     from rebar.graph.learner import LearnerOptions, open_learner
 
     wanted = LearnerOptions(
-        mode="full",
         max_rows=max(options.batch_rows, options.rows),
         max_sequences=options.sequences,
         max_context=options.rows,
