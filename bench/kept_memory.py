@@ -68,8 +68,8 @@ def prove(given: argparse.Namespace) -> list[Line]:
     cache = Path(given.cache)
     path = open_source(resolve(given.model, cache), cache, None).path
     lines = []
-    for depth in DEPTHS:
-        for rows in ROWS:
+    for depth in [given.depth] if given.depth else DEPTHS:
+        for rows in [given.rows] if given.rows else ROWS:
             figure = Figure(f"decode{rows}_at{depth}", rows=rows, depth=depth, steps=STEPS)
             rates: dict[str, list[float]] = {place: [] for place in PLACES}
             for turn in range(given.rounds):
@@ -95,4 +95,4 @@ def compared(name: str, rates: dict[str, list[float]]) -> list[Line]:
 
 
 if __name__ == "__main__":
-    run(__doc__, prove, rounds=5, cache=str(Path.home() / ".cache" / "rebar"))
+    run(__doc__, prove, rounds=5, rows=0, depth=0, cache=str(Path.home() / ".cache" / "rebar"))

@@ -3,7 +3,7 @@
 32 streams at a time over HTTP, greedy, seeded, held to a grammar, ended by stop strings. SIGKILL at
 random moments, twenty times; then SIGSTOP. Every text must be the one of a run in which nothing
 happened. Printed: lost and changed streams, how long until an engine computes again, the longest
-gap that any client saw.
+gap that any client saw, and where it went: what the front says of each engine that took over.
 """
 
 from __future__ import annotations
@@ -11,7 +11,9 @@ from __future__ import annotations
 import argparse
 import os
 import random
+import re
 import signal
+import statistics
 import threading
 import time
 from collections.abc import Callable
@@ -120,14 +122,39 @@ def run_under(server: Server, requests: int, trouble: Trouble | None) -> tuple[L
     return load, tally.itl.greatest
 
 
+SAID = "the next engine goes on: "
+
+
+def taken_over(server: Server) -> list[str]:
+    """What the front has said of each so far."""
+    lines = server.log.read_text().splitlines()
+    return [line.partition(SAID)[2] for line in lines if SAID in line]
+
+
+def slowest(said: list[str], moment: str) -> Line:
+    """The worst of the times until that moment, counted from when the end was noticed."""
+    found = [
+        float(match[1]) for line in said if (match := re.search(rf"{moment} ([\d.]+) s", line))
+    ]
+    middle, worst = (statistics.median(found), max(found)) if found else (0.0, 0.0)
+    ours = f"{middle:.2f}, {worst:.2f}"
+    return holds(f"of it until {moment}, s: median, worst", "", ours, None)
+
+
 def lines_of(
-    name: str, expected: dict[int, str], load: LoadRun, gap: float, trouble: Trouble
+    name: str,
+    expected: dict[int, str],
+    load: LoadRun,
+    gap: float,
+    trouble: Trouble,
+    said: list[str],
 ) -> list[Line]:
     """What one kind of trouble did."""
     texts = {n: text_of(o) for n, o in load.outcomes.items() if o.good}
     lost = load.tally.sent - load.tally.completed
     changed = sum(expected[n] != text for n, text in texts.items())
     note(f"{name}: back {[round(s, 2) for s in trouble.back]} errors {dict(load.tally.errors)}")
+    note("\n".join(f"  {line}" for line in said))
     back, noticed = max(trouble.back, default=0.0), max(trouble.noticed, default=0.0)
     want = f"{trouble.times}"
     return [
@@ -140,6 +167,7 @@ def lines_of(
               back < BACK_SECONDS),
         holds(f"{name}: longest gap of a client, s", f"< {GAP_SECONDS}", f"{gap:.2f}",
               gap < GAP_SECONDS),
+        *(slowest(said, moment) for moment in ("ready", "first ids", "all streams")),
     ]  # fmt: skip
 
 
@@ -154,9 +182,12 @@ def prove(given: argparse.Namespace) -> list[Line]:
             ("SIGKILL", signal.SIGKILL, given.kills),
             ("SIGSTOP", signal.SIGSTOP, given.stops),
         ):
-            trouble = Trouble(server, kind, times)
+            if not times:
+                continue
+            trouble, before = Trouble(server, kind, times), len(taken_over(server))
             load, gap = run_under(server, given.requests, trouble)
-            lines += lines_of(name, expected, load, gap, trouble)
+            said = taken_over(server)[before:]
+            lines += lines_of(name, expected, load, gap, trouble, said)
     return lines
 
 

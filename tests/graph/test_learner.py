@@ -14,8 +14,9 @@ from rebar.graph.backward import RECOMPUTE
 from rebar.graph.batch import Batch
 from rebar.graph.gradients import Gradients
 from rebar.graph.learner import Learner, LearnerOptions, open_learner
+from rebar.graph.lora.spec import LoraSpec
 from rebar.graph.node import Node, Values
-from rebar.graph.parameters import Parameter
+from rebar.graph.parameters import Parameter, fill
 from rebar.graph.weights import ModelFile, open_model
 from rebar.hal import Matrix
 from rebar.hal.ref import WideBackend
@@ -52,15 +53,14 @@ def flat(of: Parameter, what: str) -> np.ndarray:
     return value.data.view(np.float32) if isinstance(value, Matrix) else value.data
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_every_parameter_s_gradient_is_the_slope_of_the_loss(tmp_path: Path, family: str) -> None:
-    """Along a random direction of each parameter, in float64 throughout.
+def check_slopes(model: Learner) -> None:
+    """Every parameter's gradient is the slope of the loss along a random direction, in float64
+    throughout.
 
     A central difference of step h errs by h^2 times a third derivative and by the rounding of the
     loss, 2^-53 of it, over h: with h = 1e-5 both are about 1e-10 of a loss of 100 times the
     direction's length, which is below 1e-6 of the slopes here.
     """
-    model = learner(tiny(tmp_path, family), device="ref64")
     backend = model.device.backend
     assert isinstance(backend, WideBackend)
     memory, batch, h = backend.memory, Batch.of(*texts(9, 1, 13)), 1e-5
@@ -85,6 +85,27 @@ def test_every_parameter_s_gradient_is_the_slope_of_the_loss(tmp_path: Path, fam
         expected = float((gradient * direction).sum())
         assert expected != 0
         assert abs(slope - expected) < 1e-6 * (1 + abs(expected)), parameter.name
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_parameter_s_gradient_is_the_slope_of_the_loss(tmp_path: Path, family: str) -> None:
+    check_slopes(learner(tiny(tmp_path, family), device="ref64"))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_an_adapter_s_gradient_over_quantized_weights_is_the_slope_of_the_loss(
+    tmp_path: Path, family: str
+) -> None:
+    """Weights are read as the values they stand for; that activations are rounded to int8 counts
+    as the identity, so the slope is that of the function without.
+    """
+    model = open_model(tiny_gguf(tmp_path, family, "Q4_1"))
+    opened = learner(model, lora=LoraSpec(4, 6.0, ("all-linear",)), device="ref64")
+    random = np.random.default_rng(3)
+    for parameter in opened.parameters:
+        if "lora_B" in parameter.name:  # zero at first, and A would have no gradient
+            fill(parameter.value, random.standard_normal(parameter.shape, np.float32) / 8)
+    check_slopes(opened)
 
 
 @pytest.mark.parametrize("fused", [True, False])

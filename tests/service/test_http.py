@@ -74,6 +74,7 @@ def test_models(live: Live) -> None:
     assert [model["id"] for model in listed["data"]] == [NAME]
     assert live.http.get(f"/v1/models/{NAME}").json() == listed["data"][0]
     assert listed["data"][0]["max_model_len"] == 128
+    assert listed["data"][0]["root"] == NAME
 
 
 def test_tokenize_and_back(live: Live) -> None:

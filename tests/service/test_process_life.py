@@ -227,6 +227,34 @@ def commandline(pid: int) -> bytes:
     return Path(f"/proc/{pid}/cmdline").read_bytes()
 
 
+@pytest.mark.parametrize("names", [(), ("first", "second")])
+def test_a_model_is_called_by_its_name_not_its_path(
+    model: Path, cache: Path, names: tuple[str, ...]
+) -> None:
+    """The list of models once gave a path on the server as the name. It may still be said; names
+    that the operator chose replace it.
+    """
+    flags = [word for name in names for word in ("--served-model-name", name)]
+    with serving_process(model, cache, *flags) as server:
+        (listed,) = server.http.get("/v1/models").json()["data"]
+        assert (listed["id"], listed["root"]) == ((names or (model.stem,))[0], str(model))
+        known = names or (model.stem, str(model))
+        for name in known:
+            answer = server.http.post(
+                "/v1/completions", json={"model": name, "prompt": "a", "max_tokens": 1}
+            )
+            assert answer.json()["model"] == listed["id"]
+            assert server.http.get(f"/v1/models/{name.strip('/')}").status_code == (
+                404 if name == str(model) else 200
+            )
+        refused = server.http.post("/v1/completions", json={"model": "x", "prompt": "a"})
+        assert refused.json()["error"]["code"] == "model_not_found"
+        gone_names = (model.stem, str(model)) if names else ()
+        for name in gone_names:
+            body = {"model": name, "prompt": "a"}
+            assert server.http.post("/v1/completions", json=body).status_code == 404
+
+
 def opened(port: int, max_tokens: int) -> socket.socket:
     """A stream that has begun."""
     body = json.dumps(

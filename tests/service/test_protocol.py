@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from rebar.service.http.connection import MAX_HEAD_BYTES
 from rebar.service.http.lifecycle import TimeLimits
 from tests.service.fakes import ScriptedRunner
-from tests.service.live import PLAIN, Client, Live, events_of, scripted_service, serving
+from tests.service.live import PLAIN, Client, Live, events_of, scripted_service, serving, wait_for
 from tests.service.rebar_process import RebarProcess
 from tests.service.test_metrics_hostile import request
 
@@ -91,6 +91,63 @@ def error_of(answer: bytes, status: int) -> dict[str, object]:
 def test_what_is_no_request_gets_an_error_object(anywhere: Client, raw: bytes) -> None:
     """It was answered with a plain text that no client can read."""
     assert error_of(exchange(anywhere.port, raw), 400)["code"] == "invalid_http"
+
+
+def counted(live: Live) -> dict[tuple[str, str], float]:
+    """Requests so far by route and status."""
+    pattern = r'rebar_http_requests_total\{route="(.*?)",status="(\d+)"\} (\S+)'
+    found = re.findall(pattern, live.http.get("/metrics").text)
+    return {(route, status): float(count) for route, status, count in found}
+
+
+@pytest.mark.parametrize(
+    ("raw", "route", "status"),
+    [
+        (b"rubbish\r\n\r\n", "other", "400"),
+        (b"CONNECT a:1 HTTP/1.1\r\nHost: a\r\n\r\n", "other", "400"),
+        (b"GET / HTTP/1.1\r\nA: " + b"a" * (MAX_HEAD_BYTES + (1 << 18)), "other", "431"),
+        (
+            b"POST /tokenize HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
+            "/tokenize",
+            "400",
+        ),
+        (
+            b"GET /health/live HTTP/1.1\r\nHost: x\r\n\r\nrubbish\r\n\r\n",
+            "other",
+            "400",
+        ),
+    ],
+)
+def test_what_is_refused_before_its_route_is_counted_once(
+    live: Live, raw: bytes, route: str, status: str
+) -> None:
+    """A flood of heads without end was nowhere in /metrics; a body that was none counted as a
+    client that had left.
+    """
+    before = counted(live)
+    exchange(live.port, raw, answers=3)
+    live.at_rest()
+    key = (route, status)
+    wait_for(lambda: counted(live).get(key, 0) == before.get(key, 0) + 1)
+    after = counted(live)
+    grew = {k: n - before.get(k, 0) for k, n in after.items() if n != before.get(k, 0)}
+    grew.pop(("/metrics", "200"), None)
+    grew.pop(("/health", "200"), None)
+    grew.pop(("/health/live", "200"), None)
+    assert grew == {key: 1}
+
+
+@pytest.mark.parametrize(
+    "rubbish", [b"rubbish\r\n\r\n", b"GET / HTTP/1.1\r\nA: " + b"a" * (1 << 20)]
+)
+def test_rubbish_that_comes_with_a_request_spoils_no_answer(live: Live, rubbish: bytes) -> None:
+    """It was answered before the request was, which then could not be, with an error in the log."""
+    raw = request("POST", PLAIN, {**BODY, "temperature": 0}).encode()
+    got = exchange(live.port, raw + rubbish, answers=3)
+    assert got.count(b"HTTP/1.1 ") == 1
+    (body,) = bodies_of(got)
+    expected = live.complete(max_tokens=3, temperature=0).json()["choices"]
+    assert json.loads(body)["choices"] == expected
 
 
 def test_a_coding_of_the_transfer_is_told(anywhere: Client) -> None:
@@ -208,8 +265,8 @@ def patient_server() -> Iterator[Live]:
 def test_what_comes_behind_a_request_does_not_reach_its_answer(
     patient_server: Live, behind: bytes
 ) -> None:
-    """Rubbish behind a request was answered in the middle of the stream; the beginning of a next
-    request that did not go on reset it when the read time was over.
+    """Rubbish behind a request was answered in the middle of the stream, later it cut the stream
+    short; the beginning of a next request that did not go on reset it when the read time was over.
     """
     live = patient_server
     live.runner.script, live.runner.slow = list(b"abcdefghij" * 3), 0.05
@@ -224,10 +281,7 @@ def test_what_comes_behind_a_request_does_not_reach_its_answer(
     assert got.count(b"HTTP/1.1") == 1
     events = events_of(unchunked(got.partition(b"\r\n\r\n")[2]))
     text = "".join(event["choices"][0]["text"] for event in events if event != "[DONE]")
-    if behind.startswith(b"rubbish"):
-        assert "[DONE]" not in events, "cut short, and no other words in between"
-    else:
-        assert text == "abcdefghij" * 3
+    assert (text, events[-1]) == ("abcdefghij" * 3, "[DONE]")
     live.probe()
 
 

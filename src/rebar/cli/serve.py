@@ -37,7 +37,13 @@ def serve(
     *,
     host: Host = "127.0.0.1",
     port: Port = 8000,
-    api_model_name: Annotated[str | None, Parameter(help="Name that clients use.")] = None,
+    served_model_name: Annotated[
+        tuple[str, ...],
+        Parameter(
+            help="Name that clients use; repeatable, the first is listed. Without it: the "
+            "model's name, or the last part of its path."
+        ),
+    ] = (),
     flags: AnswerFlags | None = None,
     queue: QueueFlags | None = None,
     limits: LimitFlags | None = None,
@@ -56,8 +62,9 @@ def serve(
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
 
     def load() -> ModelService:
-        name = api_model_name or model
-        return _load(model, name, flags or AnswerFlags(), queue or QueueFlags(), offline)
+        return _load(
+            model, served_model_name, flags or AnswerFlags(), queue or QueueFlags(), offline
+        )
 
     def ready(url: str) -> None:
         seconds = time.perf_counter() - STARTED
@@ -80,12 +87,12 @@ def _who_may_ask(access: Access, host: str) -> str:
 
 
 def _load(
-    model: str, name: str, flags: AnswerFlags, queue: QueueFlags, offline: bool
+    model: str, names: tuple[str, ...], flags: AnswerFlags, queue: QueueFlags, offline: bool
 ) -> ModelService:
     """The model in an engine process; says what the machine and the plan are, and how long each
     phase took.
     """
-    from rebar.dataflow.models import open_source
+    from rebar.dataflow.models import open_source, public_name
     from rebar.graph import plan_memory
     from rebar.graph.weights.source import resolve
     from rebar.hal import DeviceManager
@@ -108,5 +115,6 @@ def _load(
     spec = spec_of(file, options, queue.max_running, queue.max_waiting, flags.guesses)
     with timed("engine"):
         first = EngineProcess(spec, new_memory())
-    served = open_served(file, first.ready.limits, name=name)
+    name, *aliases = names or (public_name(model), model)
+    served = open_served(file, first.ready.limits, name=name, aliases=tuple(aliases), source=model)
     return ModelService.in_process(served, first, spec)

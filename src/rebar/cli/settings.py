@@ -23,7 +23,7 @@ PREFIX = "REBAR_"
 # What variables may set: the flags of all verbs (a test compares), and the two that are no flags.
 MODEL = {"model", "offline", "threads", "memory", "max_context", "kv_tokens", "kv", "weights"}
 SAMPLING = {"max_tokens", "temperature", "top_p", "top_k", "min_p", "seed", "stop"}
-SERVING = {"host", "port", "api_model_name"}
+SERVING = {"host", "port", "served_model_name"}
 SERVING |= {"api_key", "api_keys_file", "cors_origin"}
 SERVING |= {"max_running", "max_waiting"}
 SERVING |= {"drain_timeout", "request_timeout", "write_timeout", "read_timeout"}

@@ -20,10 +20,22 @@ from rebar.graph.weights.model_file import Progress
 from rebar.graph.weights.provenance import provenance_of, source_sha256
 from rebar.graph.weights.rebar_format import FORMAT_VERSION, MAGIC
 from rebar.graph.weights.source import resolve
+from rebar.graph.weights.source.names import parse
 from rebar.hal import read_machine
 from rebar.hal.files import locked, write_whole
 
 TOOL = "rebar convert"
+
+
+def public_name(name: str) -> str:
+    """What callers of a server say for the model of that name: of a path no folder and no suffix.
+    Raises ModelNameError.
+    """
+    parsed = parse(name)
+    if not isinstance(parsed, Path):
+        return name
+    last = parsed.resolve()
+    return last.stem if last.suffix in (".gguf", ".rebar") else last.name or name
 
 
 def open_converted(

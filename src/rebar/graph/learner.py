@@ -9,15 +9,19 @@ import numpy as np
 
 from rebar.errors import InputError
 from rebar.graph.backward import Recompute, Scheduler
+from rebar.graph.gradients import Trained
 from rebar.graph.graph import Graph
 from rebar.graph.kv import PagedKVCache, block_bytes
 from rebar.graph.learning import Learner as Learner
 from rebar.graph.learning import Loss as Loss
-from rebar.graph.loader import SLACK, fused_decoder, rope_tables
-from rebar.graph.memory_plan import resolve_context, rope_bytes
+from rebar.graph.loader import SLACK, adapter_tables, fused_decoder, must_copy, rope_tables
+from rebar.graph.lora.spec import LoraSpec
+from rebar.graph.lora.trainable import begin, bind_trained, trained_room, trained_shapes
+from rebar.graph.memory_plan import RunnerOptions, WeightsPlace, resolve_context, rope_bytes
 from rebar.graph.models import bind
 from rebar.graph.models.bind_trainable import TrainableBinder, trainable_shapes
-from rebar.graph.models.decoder import Decoder, build_decoder
+from rebar.graph.models.config import DecoderConfig
+from rebar.graph.models.decoder import Decoder, DecoderWeights, build_decoder
 from rebar.graph.nodes import CrossEntropy
 from rebar.graph.parameters import Parameters
 from rebar.graph.tensor import Tensor
@@ -43,16 +47,18 @@ TrainingKV = Literal["f16", "f32"]
 class LearnerOptions:
     """How a model is opened for training.
 
-    mode: "full": all weights, in float32, but those that `frozen` names (patterns of module names,
-    models/bind_trainable.py). max_rows: ids in a batch; max_sequences, max_context: how many
+    lora: an adapter learns, beside frozen weights as they lie in the file; seed: of its first
+    values. None: all weights learn, in float32, but those that `frozen` names (patterns of module
+    names, models/bind_trainable.py). max_rows: ids in a batch; max_sequences, max_context: how many
     sequences, and of which length (None: the model's, at most max_rows). kv: how keys and values
     of a batch are held; f16 gives the bits of serving. recompute: what the way back computes again
     instead of keeping it: "none", "cheap" (norms and gated products) or "layer" (all but the
-    states between layers); no bit depends on it. threads, memory, isa, device: as RunnerOptions.
-    fused False: no fusion.
+    states between layers); no bit depends on it. threads, memory, isa, device, weights: as
+    RunnerOptions. fused False: no fusion.
     """
 
-    mode: Literal["full"] = "full"
+    lora: LoraSpec | None = None
+    seed: int = 0
     frozen: tuple[str, ...] = ()
     max_rows: int = 1024
     max_sequences: int = 64
@@ -63,7 +69,13 @@ class LearnerOptions:
     memory: int | None = None
     isa: str | None = None
     device: str = "cpu"
+    weights: WeightsPlace = "auto"
     fused: bool = True
+
+    @property
+    def mode(self) -> Literal["lora", "full"]:
+        """What learns."""
+        return "full" if self.lora is None else "lora"
 
     @property
     def kv_format(self) -> KVFormat:
@@ -85,34 +97,66 @@ def open_learner(
     device = DeviceManager(
         options.device, threads=options.threads, memory=options.memory, isa=options.isa
     )
-    shapes = trainable_shapes(model.config, options.frozen)
+    c, limits = model.config, limits_of(model.config, options)
+    parameters = _parameters(device, c, options)
+    weights, bound, gradients = _weights(model, device, parameters, options, progress)
+    room = trained_room(c, options.lora) if options.lora is not None else None
+    sizes = {"max_positions": limits.positions, "blocks": limits.blocks}
+    decoder = build_decoder(c, weights, **sizes, room=room)
+    if options.fused:
+        decoder = fused_decoder(decoder)
+    if options.lora is not None:
+        tables = adapter_tables(decoder)
+        learning = bind_trained(tables, parameters, options.lora.scale)
+        bound.update({tensor: tables[key] for key, tensor in decoder.adapters.items()})
+        gradients.update({tensor: learning[key] for key, tensor in decoder.adapters.items()})
+    graph, loss, targets = with_loss(decoder)
+    bound[targets] = asked = Indices(np.zeros(limits.logit_rows, np.int32))
+    bound.update(zip(decoder.caches, _cache(device, c, options, limits), strict=True))
+    device.create_pool("tables", rope_bytes(c, limits.positions) + SLACK)
+    ropes = rope_tables(decoder, device, limits.positions)
+    bound.update({tensor: ropes[rope] for rope, tensor in decoder.ropes.items()})
+    scheduler = Scheduler(graph, loss, limits, bound, gradients, decoder.head_begin)
+    return Learner(c, device, parameters, scheduler, asked, options.recompute)
+
+
+def _parameters(device: DeviceManager, c: DecoderConfig, options: LearnerOptions) -> Parameters:
+    """All that learns, in a pool of its own; an adapter with its first values."""
+    if options.lora is not None:
+        shapes = trained_shapes(c, options.lora)
+    else:
+        shapes = trainable_shapes(c, options.frozen)
     if not shapes:
         raise InputError(f"all weights are frozen by {', '.join(options.frozen)}; nothing learns.")
     pool = device.create_pool("parameters", Parameters.nbytes(shapes) + SLACK)
     parameters = Parameters(pool, shapes)
-    frozen = device.create_pool("weights", bind.pool_bytes(model) + SLACK)
-    binder = TrainableBinder(model, frozen, parameters, progress, threads=device.threads)
-    weights = binder.decoder()
-    limits = limits_of(model, options)
-    decoder = build_decoder(
-        model.config, weights, max_positions=limits.positions, blocks=limits.blocks
+    if options.lora is not None:
+        begin(parameters, c, options.lora, options.seed)
+    return parameters
+
+
+def _weights(
+    model: ModelFile,
+    device: DeviceManager,
+    parameters: Parameters,
+    options: LearnerOptions,
+    progress: Progress | None,
+) -> tuple[DecoderWeights, dict[Tensor, Operand], dict[Tensor, Trained]]:
+    """The decoder's weights, what they are bound to, and the gradients of those that learn."""
+    copied = must_copy(model, RunnerOptions(weights=options.weights))
+    if not copied:
+        device.adopt_mapping("mapped", bind.mapped_bytes(model))
+    pool = device.create_pool("weights", bind.pool_bytes(model, copied=copied) + SLACK)
+    binder = TrainableBinder(
+        model, pool, parameters, progress, copied=copied, threads=device.threads
     )
-    if options.fused:
-        decoder = fused_decoder(decoder)
-    graph, loss, targets = with_loss(decoder)
-    asked = Indices(np.zeros(limits.logit_rows, np.int32))
-    bound: dict[Tensor, Operand] = dict(binder.operands) | {targets: asked}
-    bound.update(zip(decoder.caches, _cache(device, model, options, limits), strict=True))
-    device.create_pool("tables", rope_bytes(model.config, limits.positions) + SLACK)
-    tables = rope_tables(decoder, device, limits.positions)
-    bound.update({tensor: tables[rope] for rope, tensor in decoder.ropes.items()})
-    scheduler = Scheduler(graph, loss, limits, bound, binder.gradients, decoder.head_begin)
-    return Learner(model.config, device, parameters, scheduler, asked, options.recompute)
+    weights = binder.decoder()
+    return weights, binder.operands, dict(binder.gradients)
 
 
-def limits_of(model: ModelFile, options: LearnerOptions) -> Limits:
+def limits_of(c: DecoderConfig, options: LearnerOptions) -> Limits:
     """What a batch may hold."""
-    c, rows = model.config, options.max_rows
+    rows = options.max_rows
     context = resolve_context(c, options.max_context or min(c.context_length, rows))
     sequences = min(options.max_sequences, rows)
     return Limits(
@@ -122,6 +166,7 @@ def limits_of(model: ModelFile, options: LearnerOptions) -> Limits:
         vocab=c.vocab_size,
         positions=context,
         blocks=rows // BLOCK_POSITIONS + sequences,
+        adapters=1 if options.lora is not None else 0,
     )
 
 
@@ -134,9 +179,9 @@ def with_loss(decoder: Decoder) -> tuple[Graph, Tensor, Tensor]:
 
 
 def _cache(
-    device: DeviceManager, model: ModelFile, options: LearnerOptions, limits: Limits
+    device: DeviceManager, c: DecoderConfig, options: LearnerOptions, limits: Limits
 ) -> tuple[Operand, ...]:
-    c, kind = model.config, options.kv_format
+    kind = options.kv_format
     nbytes = limits.blocks * block_bytes(c.layers, c.kv_heads, c.head_dim, kind)
     pool = device.create_pool("kv", nbytes + SLACK)
     return PagedKVCache(pool, c.layers, c.kv_heads, c.head_dim, limits.blocks, kind).storage

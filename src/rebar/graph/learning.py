@@ -19,13 +19,13 @@ from rebar.graph.backward import Recompute, Scheduler
 from rebar.graph.batch import Batch
 from rebar.graph.graph import Graph
 from rebar.graph.models.config import DecoderConfig
+from rebar.graph.nodes_lora import NO_ADAPTER, TRAINED
 from rebar.graph.parameters import Parameters
 from rebar.graph.tensor import Tensor
 from rebar.graph.training import GradientObserver, Hook, TrainingProgram, plan_arena
 from rebar.hal import BLOCK_POSITIONS, DeviceManager, Indices, Step
 
 ARENA = "arena"
-NO_ADAPTER = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,10 +122,11 @@ class Learner:
     def _bind(self, batch: Batch) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
         """Fills the step; the rows with a target, and their targets."""
         self._check(batch)
+        slot = TRAINED if self._scheduler.limits.adapters else NO_ADAPTER
         slices, block = [], 0
         for ids, _ in batch.sequences:
             blocks = -(-ids.size // BLOCK_POSITIONS)
-            slices.append((ids, 0, ids.size, list(range(block, block + blocks)), NO_ADAPTER))
+            slices.append((ids, 0, ids.size, list(range(block, block + blocks)), slot))
             block += blocks
         self._step.bind(slices)
         targets = np.concatenate([t for _, t in batch.sequences] or [np.zeros(0, np.int32)])

@@ -3,22 +3,54 @@ its rank, and up. Formulas and orders of sums: native/rebar.h.
 
 Which adapter a row takes is said by the step, what it is by a table of slots: tensors of type
 "lora" with shape (slots, rank, k, columns of each part); rank is that of the largest adapter.
+
+What is trained is the adapter of slot 0, and every row of a training step takes it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
+from rebar.graph.gradients import Gradients
 from rebar.graph.node import Cost, Node, Record, Values
 from rebar.graph.tensor import Shape, Tensor, same
+from rebar.hal import LoraPair, LoraTable
+from rebar.hal import launches_backward as lb
 from rebar.hal import launches_lora as la
 
 F32 = 4  # bytes
+TRAINED = 0  # the slot
+NO_ADAPTER = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """An adapter's share in a product: its matrices, their gradients when they learn, its columns
+    in a = A x and in the product.
+    """
+
+    pair: LoraPair
+    gradients: LoraPair | None
+    low: tuple[int, int]
+    columns: tuple[int, int]
 
 
 def adapters_shape(slots: int, rank: int, k: int, widths: tuple[int, ...]) -> Shape:
     """The shape of a table of adapters."""
     return slots, rank, k, *widths
+
+
+def trained(values: LoraTable, gradients: LoraTable | None) -> Iterator[Part]:
+    """Each part that slot 0 changes."""
+    column = 0
+    for part, width in enumerate(values.widths):
+        pair = values.pair(TRAINED, part)
+        if pair is not None:
+            low = part * values.rank
+            learns = gradients.pair(TRAINED, part) if gradients is not None else None
+            yield Part(pair, learns, (low, low + pair.rank), (column, column + width))
+        column += width
 
 
 def _sizes(adapters: Shape) -> tuple[int, ...]:
@@ -46,6 +78,17 @@ class LoraDown(Node):
         """One launch."""
         v = values
         run(la.LoraDown(v.rows(self.x), v.lora(self.adapters), v.rows(self.out), self.x.domain))
+
+    def backward(self, run: Record, values: Values, gradients: Gradients) -> None:
+        """dx += da A, dA += daᵀ x, a part at a time."""
+        dout, dx, domain = gradients.of(self.out), gradients.rows(self.x), self.x.domain
+        for part in trained(values.lora(self.adapters), gradients.lora(self.adapters)):
+            da = dout.columns(*part.low)
+            if dx is not None:
+                run(lb.MatmulInputGradient(part.pair.a, da, dx, domain=domain))
+            if part.gradients is not None:
+                x = values.rows(self.x)
+                run(lb.MatmulWeightGradient(x, da, part.gradients.a, domain=domain))
 
     def cost(self, rows: int, positions: int = 0) -> Cost:
         """As if all rows took one adapter, of the full rank."""
@@ -80,6 +123,21 @@ class LoraUp(Node):
         residual = v.rows(self.residual) if self.residual is not None else None
         adapters, a, x, out = v.lora(self.adapters), v.rows(self.a), v.rows(self.x), self.out
         run(la.LoraUp(a, adapters, x, v.rows(out), residual, out.domain))
+
+    def backward(self, run: Record, values: Values, gradients: Gradients) -> None:
+        """da += scale dy B, dB += scale dyᵀ a, a part at a time; dx += dy, dresidual += dy."""
+        dout, da, domain = gradients.of(self.out), gradients.rows(self.a), self.out.domain
+        for part in trained(values.lora(self.adapters), gradients.lora(self.adapters)):
+            dy, pair = dout.columns(*part.columns), part.pair
+            if da is not None:
+                low = da.columns(*part.low)
+                run(lb.MatmulInputGradient(pair.b, dy, low, pair.scale, domain))
+            if part.gradients is not None:
+                a, db = values.rows(self.a).columns(*part.low), part.gradients.b
+                run(lb.MatmulWeightGradient(a, dy, db, pair.scale, domain))
+        for tensor in (self.x, self.residual):
+            for launch in gradients.into(dout, tensor) if tensor is not None else ():
+                run(launch)
 
     def cost(self, rows: int, positions: int = 0) -> Cost:
         """As if all rows took one adapter, of the full rank."""

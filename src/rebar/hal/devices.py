@@ -82,7 +82,10 @@ class DeviceManager:
 
     def release(self, name: str) -> None:
         """Gives a pool or mapping back; its blocks must not be used any more."""
-        if self._pools.pop(name, None) is None and self._mapped.pop(name, None) is None:
+        pool = self._pools.pop(name, None)
+        if pool is not None:
+            pool.close()
+        elif self._mapped.pop(name, None) is None:
             raise DeviceError(
                 f"no pool or mapping {name!r}; there are "
                 f"{', '.join([*self._pools, *self._mapped]) or 'none'}."

@@ -165,6 +165,13 @@ class Pool:
                 joined.append((offset, nbytes))
         self._gaps = joined
 
+    def close(self) -> None:
+        """Lets go of all blocks: they and the pool know each other, and memory that waits for a
+        garbage collector waits long. It goes when the last view of it has.
+        """
+        self._blocks.clear()
+        self._gaps = []
+
     def stats(self) -> PoolStats:
         """What the pool holds now."""
         free = sum(nbytes for _, nbytes in self._gaps)

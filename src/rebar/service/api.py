@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from rebar.dataflow.models import open_converted
+from rebar.dataflow.models import open_converted, public_name
 from rebar.graph import RunnerOptions
 from rebar.graph.memory_plan import KVName
 from rebar.graph.sequence import MAX_GUESSES
@@ -51,5 +51,7 @@ def load(
     options = RunnerOptions(
         threads=threads, memory=memory, max_context=max_context, kv_tokens=kv_tokens, kv=kv
     )
-    loaded = load_model(file, options, name=str(name), speculation=speculation, progress=progress)
+    loaded = load_model(
+        file, options, name=public_name(str(name)), speculation=speculation, progress=progress
+    )
     return Model(loaded.served, loaded.engine)

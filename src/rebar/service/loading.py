@@ -62,12 +62,15 @@ def open_served(
     *,
     name: str,
     aliases: tuple[str, ...] = (),
+    source: str = "",
     chat: bool = True,
 ) -> ServedModel:
-    """What the front needs of a model: its text side; no weight is read."""
+    """What the front needs of a model: its text side; no weight is read. source: as of
+    ServedModel.
+    """
     tokenizer = _tokenizer(file)
     template = _template(file.chat_template, tokenizer) if chat and file.chat_template else None
-    return ServedModel(name, tokenizer, template, limits, int(time.time()), aliases)
+    return ServedModel(name, tokenizer, template, limits, int(time.time()), aliases, source)
 
 
 def load_engine(

@@ -11,7 +11,9 @@ from rebar.service.messages import EngineLimits
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """A model as its callers see it. `aliases`: other names it answers to."""
+    """A model as its callers see it. `aliases`: other names it answers to. source: where it came
+    from, as the operator said it.
+    """
 
     name: str
     tokenizer: TextTokenizer
@@ -19,6 +21,7 @@ class ServedModel:
     limits: EngineLimits
     created: int = 0
     aliases: tuple[str, ...] = ()
+    source: str = ""
 
 
 @dataclass(frozen=True, slots=True)

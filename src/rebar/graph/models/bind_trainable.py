@@ -56,9 +56,10 @@ class TrainableBinder(Binder):
         parameters: Parameters,
         progress: Progress | None = None,
         *,
+        copied: bool = False,
         threads: int = 1,
     ) -> None:
-        super().__init__(model, pool, progress, threads=threads)
+        super().__init__(model, pool, progress, copied=copied, threads=threads)
         self.parameters = parameters
         self.gradients: dict[Tensor, Matrix | Vector] = {}
         self._name_of = namer(model.config)

@@ -120,6 +120,7 @@ def create_app(
         docs_url=None,  # it would load its scripts from somebody else's server
         redoc_url=None,
     )
+    app.state.metrics = metrics
     app.include_router(api_router(routes, EmbeddingRoutes(router, off_loop)))
     app.include_router(HealthRoutes(router, lifecycle).api())
     app.add_exception_handler(RebarError, _answer_error)

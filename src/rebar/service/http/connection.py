@@ -20,12 +20,13 @@ from typing import Any, cast
 import httptools
 import msgspec
 import uvicorn
-from starlette.types import ASGIApp
+from fastapi import FastAPI
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from rebar.service.http.errors import ErrorBody, HttpError, describe
 from rebar.service.http.lifecycle import TimeLimits
+from rebar.service.http.metrics import ServiceMetrics
 
 log = logging.getLogger("rebar.service.request")
 
@@ -38,12 +39,15 @@ _OFFER = re.compile(rb"upgrade|connection|http2-settings", re.IGNORECASE)
 REASONS = {400: b"Bad Request", 431: b"Request Header Fields Too Large"}
 CUT_OFF = "cut_off"
 """Key in the scope's `state`: why the connection was reset."""
+REFUSED = "refused"
+"""Key in the scope's `state`: the status that a request got whose body was none."""
 
 
 class ServerConfig(uvicorn.Config):
     """uvicorn's, with our limits and connections."""
 
-    def __init__(self, app: ASGIApp, limits: TimeLimits) -> None:
+    def __init__(self, app: FastAPI, limits: TimeLimits) -> None:
+        """app: as create_app makes it, with its metrics."""
         super().__init__(
             app,
             loop="uvloop",
@@ -57,6 +61,7 @@ class ServerConfig(uvicorn.Config):
             timeout_graceful_shutdown=2,
         )
         self.limits = limits
+        self.metrics: ServiceMetrics = app.state.metrics
 
 
 class Connection(HttpToolsProtocol):
@@ -72,22 +77,24 @@ class Connection(HttpToolsProtocol):
         super().__init__(config, server_state, app_state, _loop)
         assert isinstance(config, ServerConfig)
         self._limits = config.limits
+        self._metrics = config.metrics
         self._reading: asyncio.TimerHandle | None = None
         self._writing: asyncio.TimerHandle | None = None
         self._bare = 0  # bytes since the last part of a body, or the last request
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """A client is there; its request has to follow."""
-        self._linger_bytes: int | None = None
+        self._spare_bytes: int | None = None  # that may still come; they are not read
+        self._all_said = False
         gentle = cast("asyncio.Transport", _Gentle(transport, self))
         super().connection_made(gentle)
         self._expect_request()
 
     def data_received(self, data: bytes) -> None:
         """Bytes of requests."""
-        if self._linger_bytes is not None:
-            self._linger_bytes -= len(data)
-            if self._linger_bytes < 0:
+        if self._spare_bytes is not None:
+            self._spare_bytes -= len(data)
+            if self._spare_bytes < 0:
                 self.transport.abort()
             return
         self._unset_keepalive_if_required()
@@ -152,22 +159,36 @@ class Connection(HttpToolsProtocol):
         self.data_received(b"\r\n".join([*head, b"", rest]))
 
     def _refuse(self, error: HttpError) -> None:
-        """Says what was wrong, unless an answer is on its way, and ends the connection."""
+        """Says what was wrong and ends the connection. What follows a whole request that is being
+        answered ends it after that answer, without a word: words would go into its stream.
+        """
         if self.transport.is_closing():
             return
         log.info("- other %d: %s", error.status, error)
+        if self.cycle is not None and not (self.cycle.more_body or self.cycle.response_complete):
+            self.cycle.keep_alive, self._spare_bytes = False, LINGER_BYTES
+            self._metrics.refused(error.status)
+            return
         status, what = describe(error)
         body = msgspec.json.encode(ErrorBody(what))
         head = b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n"
         if self.cycle is None or not self.cycle.response_started or self.cycle.response_complete:
             line = b"HTTP/1.1 %d %b\r\n" % (status, REASONS[status])
             self.transport.write(line + head % len(body) + b"\r\n" + body)
+            self._count_refused(status)
         self.linger()
+
+    def _count_refused(self, status: int) -> None:
+        """Once: a request whose head was whole has a record in the middleware, which ends now."""
+        if self.cycle is not None and not self.cycle.response_complete:
+            self.cycle.scope["state"][REFUSED] = status
+        else:
+            self._metrics.refused(status)
 
     @property
     def lingering(self) -> bool:
         """Whether all is said and only the client's last bytes are waited for."""
-        return self._linger_bytes is not None
+        return self._all_said
 
     @property
     def halfway(self) -> bool:
@@ -180,8 +201,8 @@ class Connection(HttpToolsProtocol):
         Closed with bytes unread, the kernel resets the connection, and a client that is still
         sending loses the answer that says why it should not: nginx made a 502 of a 413.
         """
-        if self._linger_bytes is None:
-            self._linger_bytes = LINGER_BYTES
+        if not self._all_said:
+            self._all_said, self._spare_bytes = True, LINGER_BYTES
             self.transport.write_eof()
             self.flow.resume_reading()
             _cancel(self._reading)
@@ -204,7 +225,9 @@ class Connection(HttpToolsProtocol):
 
     def _cut(self, why: str) -> None:
         if self.cycle is not None and not self.cycle.response_complete:
-            self.cycle.scope["state"][CUT_OFF] = why
+            self.cycle.scope["state"][CUT_OFF] = why  # counted where the request ends
+        else:
+            self._metrics.cut_off(why)
         self.transport.abort()
 
 

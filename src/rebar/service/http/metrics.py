@@ -146,6 +146,12 @@ class ServiceMetrics(Collector):
         self._requests[route, status] += 1
         self._seconds.setdefault(route, Histogram()).observe(seconds)
 
+    def refused(self, status: int) -> None:
+        """Books a request that was refused before anything of it could be routed; nobody measured
+        how long it took.
+        """
+        self._requests["other", status] += 1
+
     def cut_off(self, cause: str) -> None:
         """Books a connection that was reset because its client kept us waiting."""
         self._cut_off[cause] += 1

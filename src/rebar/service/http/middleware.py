@@ -17,7 +17,7 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from rebar.service.http.connection import CUT_OFF
+from rebar.service.http.connection import CUT_OFF, REFUSED
 from rebar.service.http.errors import DrainingError, error_response, speaks_anthropic
 from rebar.service.http.lifecycle import OPERATIONS, Lifecycle
 from rebar.service.http.metrics import ServiceMetrics
@@ -120,8 +120,9 @@ class RequestMiddleware:
     def _end(self, scope: Scope, record: RequestRecord) -> None:
         seconds = time.monotonic() - record.started
         route = getattr(scope.get("route"), "path", "other")
-        status = record.status or CLIENT_LEFT
-        cut_off = scope.get("state", {}).get(CUT_OFF)
+        state = scope.get("state", {})
+        status = state.get(REFUSED) or record.status or CLIENT_LEFT
+        cut_off = state.get(CUT_OFF)
         if cut_off:
             record.notes["cut_off"] = cut_off
         self._count(route, status, seconds, cut_off)

@@ -26,12 +26,15 @@ from rebar.service.wire_responses import ResponsesBody
 
 
 class ModelObject(msgspec.Struct):
-    """A served model. max_model_len: most tokens of prompt and answer together."""
+    """A served model. root: where it came from, as the server was told. max_model_len: most tokens
+    of prompt and answer together.
+    """
 
     id: str
     object: str
     created: int
     owned_by: str
+    root: str
     max_model_len: int
 
 

@@ -132,13 +132,14 @@ class Routes:
 
 
 def describe_model(service: ModelService) -> dict[str, object]:
-    """A model in OpenAI's shape; max_model_len as vLLM names it."""
+    """A model in OpenAI's shape; root (where it came from) and max_model_len as vLLM names them."""
     model = service.model
     return {
         "id": model.name,
         "object": "model",
         "created": model.created,
         "owned_by": "rebar",
+        "root": model.source or model.name,
         "max_model_len": model.limits.max_total,
     }
 
