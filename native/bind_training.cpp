@@ -10,6 +10,25 @@ using Rows = std::tuple<Address, int32_t>;  // data, stride in elements
 float* data(const Rows& r) { return at<float>(std::get<0>(r)); }
 int32_t stride(const Rows& r) { return std::get<1>(r); }
 
+void bind_matmul_gradients(Class& c) {
+  c.def(
+      "matmul_input_gradient",
+      [](rb::Program& p, Matrix w, Rows dy, Rows dx, float scale, int32_t domain) {
+        auto l = launch(RB_OP_MATMUL_INPUT_GRADIENT);
+        l.args.matmul_input_gradient = {matrix(w), data(dy), data(dx), stride(dy), stride(dx), domain, scale};
+        p.add(l);
+      },
+      nb::kw_only(), "w"_a, "dy"_a, "dx"_a, "scale"_a, "domain"_a);
+  c.def(
+      "matmul_weight_gradient",
+      [](rb::Program& p, Matrix dw, Rows x, Rows dy, float scale, int32_t domain) {
+        auto l = launch(RB_OP_MATMUL_WEIGHT_GRADIENT);
+        l.args.matmul_weight_gradient = {matrix(dw), data(x), data(dy), stride(x), stride(dy), domain, scale};
+        p.add(l);
+      },
+      nb::kw_only(), "dw"_a, "x"_a, "dy"_a, "scale"_a, "domain"_a);
+}
+
 void bind_sums(Class& c) {
   c.def(
       "sum_rows",
@@ -157,6 +176,7 @@ void bind_optimizers(Class& c) {
 }  // namespace
 
 void bind_training(Class& c) {
+  bind_matmul_gradients(c);
   bind_sums(c);
   bind_norms(c);
   bind_elementwise(c);

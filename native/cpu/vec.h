@@ -70,6 +70,7 @@ RB_LIFT2(B, bit_or, pb_or, B)
 RB_LIFT1(F, sqrt, p_sqrt, F)
 RB_LIFT1(I, bits, p_bits, F)
 RB_LIFT1(F, float_bits, p_float_of, I)
+RB_LIFT1(F, float_bits, p_float_of, B)
 RB_LIFT1(F, to_float, pi_to_float, I)
 RB_LIFT1(I, to_int, p_to_int, F)  // round to nearest even, |x| < 2^22
 RB_LIFT1(B, wide_bytes, pb_wide, B)

@@ -26,6 +26,7 @@ RB_INLINE PM p_lt(PF a, PF b) { return vcltq_f32(a, b); }
 RB_INLINE PF p_select(PM m, PF a, PF b) { return vbslq_f32(m, a, b); }
 RB_INLINE PI p_bits(PF a) { return vreinterpretq_s32_f32(a); }
 RB_INLINE PF p_float_of(PI a) { return vreinterpretq_f32_s32(a); }
+RB_INLINE PF p_float_of(PB a) { return vreinterpretq_f32_u8(a); }
 RB_INLINE PF p_load_half(const uint16_t* x) { return vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(x))); }
 RB_INLINE void p_store_half(uint16_t* x, PF v) { vst1_u16(x, vreinterpret_u16_f16(vcvt_f16_f32(v))); }
 RB_INLINE PF p_load_bf16(const uint16_t* x) { return vreinterpretq_f32_u32(vshll_n_u16(vld1_u16(x), 16)); }

@@ -26,6 +26,7 @@ RB_INLINE PM p_lt(PF a, PF b) { return a < b; }
 RB_INLINE PF p_select(PM m, PF a, PF b) { return m ? a : b; }
 RB_INLINE PI p_bits(PF a) { return static_cast<int32_t>(bits_of(a)); }
 RB_INLINE PF p_float_of(PI a) { return float_of(static_cast<uint32_t>(a)); }
+RB_INLINE PF p_float_of(PB a) { return float_of(a); }
 RB_INLINE PF p_load_half(const uint16_t* x) { return f16_to_f32(*x); }
 RB_INLINE void p_store_half(uint16_t* x, PF v) { *x = f32_to_f16(v); }
 RB_INLINE PF p_load_bf16(const uint16_t* x) { return bf16_to_f32(*x); }

@@ -15,6 +15,7 @@ add_executable(
   native/tests/test_probe.cpp
   native/tests/test_rows.cpp
   native/tests/test_training.cpp
+  native/tests/test_training_matmul.cpp
 )
 target_link_libraries(rebar_kernel_tests PRIVATE rebar_core)
 target_compile_options(rebar_kernel_tests PRIVATE -Wall -Wextra -Werror -ffp-contract=off -fno-math-errno)
@@ -25,6 +26,10 @@ endforeach()
 add_executable(rebar_bench_matmul EXCLUDE_FROM_ALL native/tests/bench_matmul.cpp native/tests/support.cpp)
 target_link_libraries(rebar_bench_matmul PRIVATE rebar_core)
 target_compile_options(rebar_bench_matmul PRIVATE -Wall -Wextra -Werror -ffp-contract=off)
+
+add_executable(rebar_bench_training EXCLUDE_FROM_ALL native/tests/bench_training.cpp native/tests/support.cpp)
+target_link_libraries(rebar_bench_training PRIVATE rebar_core)
+target_compile_options(rebar_bench_training PRIVATE -Wall -Wextra -Werror -ffp-contract=off)
 
 # One step of a small decoder: tools/count_steps.py counts its instructions.
 add_executable(rebar_count_step native/tests/count_step.cpp native/tests/support.cpp)

@@ -11,6 +11,8 @@ namespace rb::RB_NS {
   void name##_run(const rb_args* args, const rb_step* step, int64_t begin, int64_t end, void* scratch); \
   size_t name##_scratch(const rb_args* args, int32_t max_rows)
 
+RB_KERNEL(matmul_input_gradient);
+RB_KERNEL(matmul_weight_gradient);
 RB_KERNEL(sum_rows);
 RB_KERNEL(add_into);
 RB_KERNEL(zero);

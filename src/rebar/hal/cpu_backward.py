@@ -32,6 +32,20 @@ def record(launch: Launch, program: _native.Program) -> None:
 
 
 @record.register
+def _(op: lb.MatmulInputGradient, program: _native.Program) -> None:
+    program.matmul_input_gradient(
+        w=_matrix(op.w), dy=_rows(op.dy), dx=_rows(op.dx), scale=op.scale, domain=int(op.domain)
+    )
+
+
+@record.register
+def _(op: lb.MatmulWeightGradient, program: _native.Program) -> None:
+    program.matmul_weight_gradient(
+        dw=_matrix(op.dw), x=_rows(op.x), dy=_rows(op.dy), scale=op.scale, domain=int(op.domain)
+    )
+
+
+@record.register
 def _(op: lb.SumRows, program: _native.Program) -> None:
     program.sum_rows(dy=_rows(op.dy), db=op.db.address, n=op.db.n, domain=int(op.domain))
 
