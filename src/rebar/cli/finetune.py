@@ -63,16 +63,16 @@ def finetune(
     source, held_out = _sources(file, data, eval_data, options)
     if show_batch:
         return _show(file, source)
-    run = Run.open(out, flags)
-    run.note_data(source.survey(), held_out)
-    run.note(f"model      {model}: {lora.words()}")
-    learner = _learner(file, options, lora, flags, kv)
-    facts = {"model": model, "data": str(data), **asdict(lora), **asdict(flags)}
-    usual = FULL_RATE if lora.full else LORA_RATE
-    done = run.train(learner, source, held_out, usual, facts, f"{model} on {data.name}")
-    if run.speaks:
-        done |= _write(out, file, model, learner, lora)
-        emit(done, json=json)
+    with Run.open(out, flags) as run:
+        run.note_data(source.survey(), held_out)
+        run.note(f"model      {model}: {lora.words()}")
+        learner = _learner(file, options, lora, flags, kv)
+        facts = {"model": model, "data": str(data), **asdict(lora), **asdict(flags)}
+        usual = FULL_RATE if lora.full else LORA_RATE
+        done = run.train(learner, source, held_out, usual, facts, f"{model} on {data.name}")
+        if run.speaks:
+            done |= _write(out, file, model, learner, lora)
+            emit(done, json=json)
     return run.exit_code
 
 

@@ -64,8 +64,15 @@ class Run:
             )
         # All ranks hear of it before any of them writes there.
         if told := ranks.gather_text(trouble)[0]:
+            ranks.close()
             raise InputError(told, param="out")
         return cls(folder, flags, ranks, CheckpointStore(folder / CHECKPOINTS, flags.keep, note))
+
+    def __enter__(self) -> Run:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.ranks.close()  # also after an error: threads of an open group would abort the process
 
     @property
     def speaks(self) -> bool:
@@ -116,7 +123,10 @@ class Run:
                 log.close()
         if self.speaks and last is not None:
             done["plot"] = str(draw(self.folder, title))
-        self._ended(trainer)
+        if trainer.stopped:
+            self.exit_code = STOPPED
+            step = trainer.progress.step
+            self.note(f"stopped    at step {step}, saved. Go on with:\n  {again(sys.argv)}")
         return done
 
     def _trainer(
@@ -161,14 +171,6 @@ class Run:
             )
         trainer.resume(saved)
         self.note(f"resume     step {trainer.progress.step}, from {saved.path.name}")
-
-    def _ended(self, trainer: Trainer[Any]) -> None:
-        """Says how to go on after a stop, and leaves the group."""
-        if trainer.stopped:
-            self.exit_code = STOPPED
-            step = trainer.progress.step
-            self.note(f"stopped    at step {step}, saved. Go on with:\n  {again(sys.argv)}")
-        self.ranks.close()
 
 
 def all_batches(source: TrainingBatches | None) -> list[Batch]:
