@@ -100,11 +100,15 @@ def test_an_adapter_s_gradient_over_quantized_weights_is_the_slope_of_the_loss(
     as the identity, so the slope is that of the function without.
     """
     model = open_model(tiny_gguf(tmp_path, family, "Q4_1"))
-    opened = learner(model, lora=LoraSpec(4, 6.0, ("all-linear",)), device="ref64")
+    spec = LoraSpec(4, 6.0, ("all-linear",))
+    opened = learner(model, mode="lora", lora=spec, device="ref64")
     random = np.random.default_rng(3)
     for parameter in opened.parameters:
         if "lora_B" in parameter.name:  # zero at first, and A would have no gradient
-            fill(parameter.value, random.standard_normal(parameter.shape, np.float32) / 8)
+            fill(
+                parameter.value,
+                random.standard_normal(parameter.shape, np.float32) * np.float32(0.125),
+            )
     check_slopes(opened)
 
 
