@@ -4,7 +4,6 @@ import struct
 import zlib
 
 import pytest
-
 from bench.novels import chunks, lines
 
 

@@ -103,6 +103,8 @@ class Run:
         title: str,
     ) -> dict[str, Any]:
         """Trains to the end, or until somebody stops it; the facts of the run."""
+        pools = learner.device.stats().pools
+        self.note(f"memory     {', '.join(f'{p.name} {format_size(p.budget)}' for p in pools)}")
         trainer = self._trainer(learner, source, held_out, usual_rate, facts)
         log = RunLog(self.folder) if self.speaks else None
         begun, first = time.perf_counter(), trainer.progress.step
