@@ -17,7 +17,7 @@ from pathlib import Path
 from bench.compare_peers import OURS, Comparison, rate, ratio
 from bench.harness import Facts, Line, markdown, note, number
 
-from bench import busy_neighbour, memory, start, tokenizers
+from bench import busy_neighbour, data_loading, memory, start, tokenizers
 
 Results = dict[str, Facts]
 
@@ -152,6 +152,14 @@ def memory_lines(setting: Setting) -> list[Line]:
     return [at_most("peak RSS, MB (weights + KV + 120)", facts["limit_mb"], facts["peak_mb"], "")]
 
 
+def data_lines(setting: Setting) -> list[Line]:
+    """Records and ids for training."""
+    model, tokenizer = setting.model("smollm2.gguf"), setting.model("smollm2-hf/tokenizer.json")
+    return data_loading.lines_of(
+        data_loading.compare(setting.peers, model, tokenizer, setting.rounds)
+    )
+
+
 def at_most(title: str, limit: float, value: float | None, theirs: str) -> Line:
     """A line whose figure should be small."""
     met = None if value is None else value <= limit
@@ -164,6 +172,7 @@ PARTS: dict[str, Callable[[Setting], list[Line]]] = {
     "start": start_lines,
     "tokenizer": tokenizer_lines,
     "memory": memory_lines,
+    "data": data_lines,
 }
 
 

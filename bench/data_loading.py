@@ -150,7 +150,14 @@ def lines_of(found: dict[str, Facts]) -> list[Line]:
         mine, other = shown if own else shown[::-1]
         table.append(Line(f"memory: {name}", "50 MB" if own else "", mine, other, "", met))
     seconds = found["encode once"]["seconds"]
-    return [*table, Line("encode once, for the shard", "", f"{seconds:.2f} s")]
+    return [*table, same_ids(found), Line("encode once, for the shard", "", f"{seconds:.2f} s")]
+
+
+def same_ids(found: dict[str, Facts]) -> Line:
+    """Both sides must come to as many ids, but for the end that ours puts after each document."""
+    ours, theirs = (found.get(name, {}).get("ids") for name in ("ids, ours", "ids, torch"))
+    met = None if ours is None or theirs is None else ours - RECORDS == theirs
+    return Line("ids of the whole file", "as many", number(ours), number(theirs), "", met)
 
 
 def main() -> None:

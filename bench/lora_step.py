@@ -11,11 +11,11 @@ import time
 from pathlib import Path
 
 import numpy as np
-from rebar.graph.learner import LearnerOptions, open_learner
 
 from rebar.cli.settings import places
 from rebar.dataflow.models import open_source
 from rebar.graph.batch import Batch
+from rebar.graph.learner import LearnerOptions, open_learner
 from rebar.graph.lora import LoraSpec
 from rebar.graph.optimizer import AdamW, Optimizer
 from rebar.hal import processes

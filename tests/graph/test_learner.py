@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rebar.errors import InputError, ShapeError
+from rebar.errors import InputError, ShapeError, TrainingError
 from rebar.graph.backward import RECOMPUTE
 from rebar.graph.batch import Batch
+from rebar.graph.explosion import QUIET_STEPS, Quiet
 from rebar.graph.gradients import Gradients
 from rebar.graph.learner import Learner, LearnerOptions, open_learner
 from rebar.graph.lora.spec import LoraSpec
@@ -100,11 +101,15 @@ def test_an_adapter_s_gradient_over_quantized_weights_is_the_slope_of_the_loss(
     as the identity, so the slope is that of the function without.
     """
     model = open_model(tiny_gguf(tmp_path, family, "Q4_1"))
-    opened = learner(model, lora=LoraSpec(4, 6.0, ("all-linear",)), device="ref64")
+    spec = LoraSpec(4, 6.0, ("all-linear",))
+    opened = learner(model, mode="lora", lora=spec, device="ref64")
     random = np.random.default_rng(3)
     for parameter in opened.parameters:
         if "lora_B" in parameter.name:  # zero at first, and A would have no gradient
-            fill(parameter.value, random.standard_normal(parameter.shape, np.float32) / 8)
+            fill(
+                parameter.value,
+                random.standard_normal(parameter.shape, np.float32) * np.float32(0.125),
+            )
     check_slopes(opened)
 
 
@@ -212,6 +217,53 @@ def test_gradients_can_be_seen_clamped_replaced_and_stopped(tmp_path: Path) -> N
             assert not flat(parameter, "gradient").any()
         elif ".layers.1." in parameter.name:
             assert flat(parameter, "gradient").any()
+
+
+class Spoils:
+    """Puts a value into the gradient of a tensor, as a broken node would."""
+
+    def __init__(self, value: float) -> None:
+        self.value = np.float32(value)
+
+    def __call__(self, gradient: np.ndarray) -> None:
+        gradient[0, 0] = self.value
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_what_is_no_number_is_found_at_the_node_that_made_it(tmp_path: Path, value: float) -> None:
+    """A norm gets it from a weight on the way forward; a gradient from a node on the way back."""
+    model, batches = learner(tiny(tmp_path, "llama")), [Batch.of(*texts(9)), Batch.of(*texts(4))]
+    flat(model.parameters["model.layers.1.input_layernorm.weight"], "value")[3] = value
+    found = model.find_explosion(batches, 1.0, step=7)
+    assert (found.node, found.step) == ("layers.1.attention_norm", 7)
+    assert not np.isfinite(found.magnitude)
+    assert "step 7: its output at node layers.1.attention_norm" in str(found)
+    assert not model.parameters.gradients.any()
+
+    model = learner(tiny(tmp_path, "llama"))
+    model.on_gradient("layers.1.after_attention", Spoils(value))
+    found = model.find_explosion(batches, 1.0, step=8)
+    assert found.node == "layers.1.attention_out"  # fused: the product that also adds the residual
+
+
+def test_a_gradient_above_a_limit_names_the_node(tmp_path: Path) -> None:
+    model, batch = learner(tiny(tmp_path, "llama")), [Batch.of(*texts(9))]
+    largest = model.find_explosion(batch, 1.0, step=1)
+    assert largest.magnitude > 0
+    assert model.find_explosion(batch, 1.0, 1, largest.magnitude).magnitude == largest.magnitude
+    model.on_gradient("layers.0.gate_up", Spoils(1e9))
+    assert model.find_explosion(batch, 1.0, 1, 1e6).node == "layers.0.gate_up"
+
+
+def test_a_parameter_without_a_gradient_is_named() -> None:
+    quiet, none, some = Quiet(), np.zeros(9000, np.float32), np.zeros(9000, np.float32)
+    some[8999] = 1e-30
+    for step in range(1, QUIET_STEPS):
+        quiet.check([("a", some), ("b", none)], step)
+    with pytest.raises(TrainingError, match="step 9: no gradient has reached b for 4 steps"):
+        quiet.check([("a", some), ("b", none)], 9)
+    quiet.check([("a", some), ("b", some)], 10)
+    quiet.check([("a", some), ("b", none)], 11)
 
 
 def test_a_graph_that_is_cut_is_an_error(tmp_path: Path) -> None:

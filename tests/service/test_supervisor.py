@@ -22,7 +22,15 @@ from rebar.graph.weights import open_model
 from rebar.service import supervisor as supervisor_module
 from rebar.service.engine_process import EngineProcess
 from rebar.service.loading import load_engine
-from rebar.service.messages import Delta, EngineSpec, Failure, Orders, RequestPacket, StepReport
+from rebar.service.messages import (
+    AdapterOrder,
+    Delta,
+    EngineSpec,
+    Failure,
+    Orders,
+    RequestPacket,
+    StepReport,
+)
 from rebar.service.succession import new_memory
 from rebar.service.supervisor import EngineSupervisor, Told
 from tests.tiny import tiny_gguf
@@ -114,6 +122,7 @@ def supervised(
     spec: EngineSpec,
     packets: list[RequestPacket],
     trouble: Callable[[EngineSupervisor, Heard], Coroutine[None, None, None]],
+    adapters: list[AdapterOrder] | None = None,
 ) -> tuple[Heard, EngineSupervisor]:
     """Runs the packets to their end under `trouble`."""
 
@@ -121,7 +130,7 @@ def supervised(
         heard = Heard()
         supervisor = EngineSupervisor(EngineProcess(spec, new_memory()), spec, heard)
         supervisor.start()
-        assert supervisor.give(Orders(submit=packets))
+        assert supervisor.give(Orders(submit=packets, adapters=adapters or []))
         troubled = asyncio.create_task(trouble(supervisor, heard))
         async with asyncio.timeout(120):
             while heard.ended < len(packets):

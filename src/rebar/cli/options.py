@@ -122,6 +122,66 @@ class AnswerFlags(EngineFlags):
 
 @Parameter(name="*")
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AdapterFlags:
+    """Low-rank adapters, and the room for them."""
+
+    adapter: Annotated[
+        tuple[str, ...],
+        Parameter(help="NAME=FOLDER of a LoRA adapter as peft saves it; repeatable."),
+    ] = ()
+    max_adapters: Annotated[
+        int | None,
+        Parameter(
+            help="Adapters at a time, also those loaded while serving; default: none, or 4 and at "
+            "least as many as --adapter names."
+        ),
+    ] = None
+    max_lora_rank: Annotated[
+        int | None,
+        Parameter(help="Largest rank; default: 16, or the largest of --adapter."),
+    ] = None
+
+    @property
+    def folders(self) -> dict[str, Path]:
+        """Folders by name. InputError for what is no NAME=FOLDER."""
+        found: dict[str, Path] = {}
+        for given in self.adapter:
+            name, equals, folder = given.partition("=")
+            if not (name and equals and folder) or name in found:
+                raise InputError(
+                    f"--adapter {given!r} is no NAME=FOLDER, or its name was given before. Write "
+                    "it like --adapter pirate=./pirate-lora.",
+                    param="adapter",
+                )
+            found[name] = Path(folder)
+        return found
+
+    def with_room(self, options: RunnerOptions) -> RunnerOptions:
+        """The options with room for adapters."""
+        from dataclasses import replace
+
+        from rebar.graph.models.adapted import MAX_RANK
+
+        count = self.max_adapters
+        if count is None:
+            count = max(DEFAULT_ADAPTERS, len(self.adapter)) if self.adapter else 0
+        rank = self.max_lora_rank
+        if rank is None and self.adapter:
+            from rebar.graph.lora.config import read_config
+
+            configs = [read_config(folder) for folder in self.folders.values()]
+            largest = max(max((c.r, *c.ranks.values())) for c in configs)
+            rank = min(max(DEFAULT_RANK, largest), MAX_RANK)
+        rank = DEFAULT_RANK if rank is None else rank
+        return replace(options, max_adapters=count, max_rank=rank)
+
+
+DEFAULT_ADAPTERS = 4
+DEFAULT_RANK = 16
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LimitFlags:
     """How long the server waits for whom, in seconds."""
 

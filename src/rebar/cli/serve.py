@@ -13,6 +13,7 @@ from rebar.cli.notify import tell_manager
 from rebar.cli.options import (
     DEFAULT_MODEL,
     AccessFlags,
+    AdapterFlags,
     AnswerFlags,
     Host,
     LimitFlags,
@@ -25,6 +26,10 @@ from rebar.cli.output import note, progress, timed
 from rebar.cli.settings import places
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
+    from rebar.graph import ModelFile, RunnerOptions
+    from rebar.service.adapter_book import AdapterBook
     from rebar.service.http.access import Access
     from rebar.service.router import ModelService
 
@@ -45,6 +50,7 @@ def serve(
         ),
     ] = (),
     flags: AnswerFlags | None = None,
+    adapters: AdapterFlags | None = None,
     queue: QueueFlags | None = None,
     limits: LimitFlags | None = None,
     access: AccessFlags | None = None,
@@ -63,7 +69,12 @@ def serve(
 
     def load() -> ModelService:
         return _load(
-            model, served_model_name, flags or AnswerFlags(), queue or QueueFlags(), offline
+            model,
+            served_model_name,
+            flags or AnswerFlags(),
+            adapters or AdapterFlags(),
+            queue or QueueFlags(),
+            offline,
         )
 
     def ready(url: str) -> None:
@@ -87,7 +98,12 @@ def _who_may_ask(access: Access, host: str) -> str:
 
 
 def _load(
-    model: str, names: tuple[str, ...], flags: AnswerFlags, queue: QueueFlags, offline: bool
+    model: str,
+    names: tuple[str, ...],
+    flags: AnswerFlags,
+    adapters: AdapterFlags,
+    queue: QueueFlags,
+    offline: bool,
 ) -> ModelService:
     """The model in an engine process; says what the machine and the plan are, and how long each
     phase took.
@@ -102,7 +118,7 @@ def _load(
     from rebar.service.succession import new_memory
 
     where = places()
-    options = flags.runner_options(where.isa)
+    options = adapters.with_room(flags.runner_options(where.isa))
     device = DeviceManager(threads=options.threads, memory=options.memory, isa=options.isa)
     note(f"machine    {device.machine.cpu}, {device.machine.memory_total / 1e9:.1f} GB")
     note(f"device     {device.backend.describe()}")
@@ -112,9 +128,32 @@ def _load(
         file = open_source(source, where.cache, shown)
     for line in plan_memory(file, options, device.budget, kept=True).lines():
         note(f"  {line}")
+    names = names or (public_name(model), model)
+    book = _book(adapters, options, file, where.cache, names)
     spec = spec_of(file, options, queue.max_running, queue.max_waiting, flags.guesses)
     with timed("engine"):
         first = EngineProcess(spec, new_memory())
-    name, *aliases = names or (public_name(model), model)
-    served = open_served(file, first.ready.limits, name=name, aliases=tuple(aliases), source=model)
-    return ModelService.in_process(served, first, spec)
+    served = open_served(file, first.ready.limits, name=names[0], aliases=names[1:], source=model)
+    return ModelService.in_process(served, first, spec, book)
+
+
+def _book(
+    flags: AdapterFlags,
+    options: RunnerOptions,
+    file: ModelFile,
+    cache: Path,
+    names: tuple[str, ...],
+) -> AdapterBook:
+    """The adapters that were asked for, copied and checked, and the room for more."""
+    from rebar.service.adapter_book import AdapterBook
+
+    book = AdapterBook()
+    if options.room is not None:
+        from rebar.dataflow.adapters import AdapterStore
+
+        book = AdapterBook(AdapterStore(cache, file.config, options.room), options.max_adapters)
+    book.taken = frozenset(names)
+    for name, folder in flags.folders.items():
+        book.preload(name, book.take(name, folder), str(folder))
+        note(f"adapter    {name} from {folder}")
+    return book

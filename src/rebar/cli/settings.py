@@ -26,6 +26,7 @@ SAMPLING = {"max_tokens", "temperature", "top_p", "top_k", "min_p", "seed", "sto
 SERVING = {"host", "port", "served_model_name"}
 SERVING |= {"api_key", "api_keys_file", "cors_origin"}
 SERVING |= {"max_running", "max_waiting"}
+SERVING |= {"adapter", "max_adapters", "max_lora_rank"}
 SERVING |= {"drain_timeout", "request_timeout", "write_timeout", "read_timeout"}
 OTHERS = {"prompt", "text", "source", "target", "system", "chat", "special", "force", "json"}
 OTHERS |= {"only", "repeats", "speculation"}

@@ -47,16 +47,18 @@ TrainingKV = Literal["f16", "f32"]
 class LearnerOptions:
     """How a model is opened for training.
 
-    lora: an adapter learns, beside frozen weights as they lie in the file; seed: of its first
-    values. None: all weights learn, in float32, but those that `frozen` names (patterns of module
-    names, models/bind_trainable.py). max_rows: ids in a batch; max_sequences, max_context: how many
-    sequences, and of which length (None: the model's, at most max_rows). kv: how keys and values
+    mode "lora": an adapter learns (`lora` says which, `seed` its first values), beside frozen
+    weights as they lie in the file. "full": all weights learn, in float32, but those that `frozen`
+    names (patterns of module names, models/bind_trainable.py). max_rows: ids in a batch;
+    max_sequences, max_context: how many sequences, and of which length (None: the model's, at
+    most max_rows). kv: how keys and values
     of a batch are held; f16 gives the bits of serving. recompute: what the way back computes again
     instead of keeping it: "none", "cheap" (norms and gated products) or "layer" (all but the
     states between layers); no bit depends on it. threads, memory, isa, device, weights: as
     RunnerOptions. fused False: no fusion.
     """
 
+    mode: Literal["lora", "full"] = "full"
     lora: LoraSpec | None = None
     seed: int = 0
     frozen: tuple[str, ...] = ()
@@ -73,9 +75,9 @@ class LearnerOptions:
     fused: bool = True
 
     @property
-    def mode(self) -> Literal["lora", "full"]:
-        """What learns."""
-        return "full" if self.lora is None else "lora"
+    def adapter(self) -> LoraSpec | None:
+        """What learns beside frozen weights; None where all learn."""
+        return (self.lora or LoraSpec()) if self.mode == "lora" else None
 
     @property
     def kv_format(self) -> KVFormat:
@@ -97,17 +99,17 @@ def open_learner(
     device = DeviceManager(
         options.device, threads=options.threads, memory=options.memory, isa=options.isa
     )
-    c, limits = model.config, limits_of(model.config, options)
+    c, limits, spec = model.config, limits_of(model.config, options), options.adapter
     parameters = _parameters(device, c, options)
     weights, bound, gradients = _weights(model, device, parameters, options, progress)
-    room = trained_room(c, options.lora) if options.lora is not None else None
+    room = trained_room(c, spec) if spec is not None else None
     sizes = {"max_positions": limits.positions, "blocks": limits.blocks}
     decoder = build_decoder(c, weights, **sizes, room=room)
     if options.fused:
         decoder = fused_decoder(decoder)
-    if options.lora is not None:
+    if spec is not None:
         tables = adapter_tables(decoder)
-        learning = bind_trained(tables, parameters, options.lora.scale)
+        learning = bind_trained(tables, parameters, spec.scale)
         bound.update({tensor: tables[key] for key, tensor in decoder.adapters.items()})
         gradients.update({tensor: learning[key] for key, tensor in decoder.adapters.items()})
     graph, loss, targets = with_loss(decoder)
@@ -122,16 +124,14 @@ def open_learner(
 
 def _parameters(device: DeviceManager, c: DecoderConfig, options: LearnerOptions) -> Parameters:
     """All that learns, in a pool of its own; an adapter with its first values."""
-    if options.lora is not None:
-        shapes = trained_shapes(c, options.lora)
-    else:
-        shapes = trainable_shapes(c, options.frozen)
+    spec = options.adapter
+    shapes = trained_shapes(c, spec) if spec is not None else trainable_shapes(c, options.frozen)
     if not shapes:
         raise InputError(f"all weights are frozen by {', '.join(options.frozen)}; nothing learns.")
     pool = device.create_pool("parameters", Parameters.nbytes(shapes) + SLACK)
     parameters = Parameters(pool, shapes)
-    if options.lora is not None:
-        begin(parameters, c, options.lora, options.seed)
+    if spec is not None:
+        begin(parameters, c, spec, options.seed)
     return parameters
 
 
@@ -166,7 +166,7 @@ def limits_of(c: DecoderConfig, options: LearnerOptions) -> Limits:
         vocab=c.vocab_size,
         positions=context,
         blocks=rows // BLOCK_POSITIONS + sequences,
-        adapters=1 if options.lora is not None else 0,
+        adapters=1 if options.adapter is not None else 0,
     )
 
 

@@ -8,15 +8,17 @@ over them in pieces, so logits never exist for all of them.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rebar.errors import InputError, ShapeError
+from rebar.errors import GradientExplosionError, InputError, ShapeError
 from rebar.graph.backward import Recompute, Scheduler
 from rebar.graph.batch import Batch
+from rebar.graph.explosion import find_explosion
 from rebar.graph.graph import Graph
 from rebar.graph.models.config import DecoderConfig
 from rebar.graph.nodes_lora import NO_ADAPTER, TRAINED
@@ -70,7 +72,7 @@ class Learner:
         self._stopped: set[Tensor] = set()
         limits = scheduler.limits
         self._stride = -(-limits.positions // BLOCK_POSITIONS)
-        self._step = Step(limits.rows, limits.logit_rows, limits.sequences, self._stride)
+        self.step = Step(limits.rows, limits.logit_rows, limits.sequences, self._stride)
         self._program: TrainingProgram | None = self._record()
 
     @property
@@ -104,7 +106,7 @@ class Learner:
         index, targets = self._bind(batch)
         if not index.size:
             return Loss(0.0, 0)
-        program, step, room = self.program, self._step, self._scheduler.limits.logit_rows
+        program, step, room = self.program, self.step, self._scheduler.limits.logit_rows
         program.forward(step, observers)
         total = 0.0
         for begin in range(0, index.size, room):
@@ -128,7 +130,7 @@ class Learner:
             blocks = -(-ids.size // BLOCK_POSITIONS)
             slices.append((ids, 0, ids.size, list(range(block, block + blocks)), slot))
             block += blocks
-        self._step.bind(slices)
+        self.step.bind(slices)
         targets = np.concatenate([t for _, t in batch.sequences] or [np.zeros(0, np.int32)])
         index = np.flatnonzero(targets >= 0)
         return index, targets[index]
@@ -153,6 +155,14 @@ class Learner:
                     f"sequence {i} has ids outside the vocabulary of {limits.vocab}. Tokenize it "
                     "with the model's own tokenizer."
                 )
+
+    def find_explosion(
+        self, batches: Sequence[Batch], scale: float, step: int, limit: float = math.inf
+    ) -> GradientExplosionError:
+        """The error that names the node at which a step went wrong: the micro-batches are run again
+        node by node, from zero gradients, and leave them zero. limit: a gradient's largest norm.
+        """
+        return find_explosion(self, batches, scale, step, limit)
 
     def on_gradient(self, name: str, hook: Hook) -> None:
         """Calls hook(gradient), float32 (rows, width), in every run once the gradient of a tensor

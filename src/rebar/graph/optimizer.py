@@ -153,6 +153,12 @@ class Optimizer:
         self._norm.run(self._step)
         return math.sqrt(math.fsum(float(s) for s in self._sums))
 
+    def gradients(self) -> Iterator[tuple[str, F32]]:
+        """The gradient of each parameter, as it lies."""
+        for parameter in self.parameters:
+            begin, end = place(self.parameters, parameter)
+            yield parameter.name, self.parameters.gradients[begin:end]
+
     def step(self, rate: float) -> float:
         """Changes the parameters by their gradients and zeroes these; returns their norm before
         clipping. GradientExplosionError when it is no number, with nothing changed.
@@ -170,11 +176,10 @@ class Optimizer:
 
     def _exploded(self, norm: float) -> GradientExplosionError:
         name, largest = "", -1.0
-        for parameter in self.parameters:
-            begin, end = place(self.parameters, parameter)
-            peak = float(np.max(np.abs(self.parameters.gradients[begin:end]), initial=0.0))
+        for trained, gradient in self.gradients():
+            peak = float(np.max(np.abs(gradient), initial=0.0))
             if math.isnan(peak) or peak > largest:
-                name, largest = parameter.name, peak
+                name, largest = trained, peak
             if math.isnan(peak):
                 break
         return GradientExplosionError(

@@ -100,8 +100,17 @@ class Runner:
             at += row.count
         ids = self._ids(of_ids, wanted, observers) if of_ids or not of_states else []
         states = self._states(of_states, observers, begun=bool(of_ids))
-        given = {False: iter(ids), True: iter(states)}
-        return [[next(given[row.hidden]) for _ in row.wants] for row in rows]
+        answers = []
+        taken_ids = taken_states = 0
+        for row in rows:
+            count = len(row.wants)
+            if row.hidden:
+                answers.append(states[taken_states : taken_states + count])
+                taken_states += count
+            else:
+                answers.append(ids[taken_ids : taken_ids + count])
+                taken_ids += count
+        return answers
 
     def _ids(
         self, index: list[int], wanted: list[Wanted], observers: Seq[Observer] | None

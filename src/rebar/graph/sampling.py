@@ -26,7 +26,7 @@ LOGPROB_FLOOR = -9999.0
 """No reported log probability is lower: it stays a number in every wire format."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Wanted:
     """One row of logits: those of `position` in `sequence`, which speak of the id at position + 1.
 
@@ -60,7 +60,7 @@ class Sampler:
         A row that cannot be answered carries its error in `Sampled.error`; its neighbours are not
         touched. ShapeError when logits and wanted do not fit together.
         """
-        params = [_converted(w.sequence.sampling, self.vocab_size) for w in wanted]
+        params = [_prepared(w.sequence, self.vocab_size) for w in wanted]
         rows = [_row(w, p) for w, p in zip(wanted, params, strict=True)]
         try:
             answers = self._native.sample(logits, rows)
@@ -126,6 +126,19 @@ def _converted(params: SamplingParams, vocab_size: int) -> _native.SamplerParams
     except InputError as error:
         return error
     return _native_form(params)
+
+
+def _prepared(sequence: Sequence, vocab_size: int) -> _native.SamplerParams | InputError:
+    """The native form, looked up once a sequence: comparing parameters costs more than a row's
+    whole way through Python should.
+    """
+    held = sequence.prepared
+    if isinstance(held, tuple) and held[0] == vocab_size and held[1] is sequence.sampling:
+        found: _native.SamplerParams | InputError = held[2]
+        return found
+    made = _converted(sequence.sampling, vocab_size)
+    sequence.prepared = (vocab_size, sequence.sampling, made)
+    return made
 
 
 def _native_form(params: SamplingParams) -> _native.SamplerParams:

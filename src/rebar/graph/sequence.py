@@ -62,6 +62,7 @@ class Sequence:
     allowed: NDArray[np.int32] | None = None
     guesses: int = 0
     adapter: int = -1
+    prepared: object = None  # `sampling` as the sampler that answers it takes it (sampling.py)
 
     @classmethod
     def of(cls, ids: list[int], capacity: int, sampling: SamplingParams) -> Sequence:
@@ -76,7 +77,7 @@ class Sequence:
         self.total += 1
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Row:
     """A slice of one sequence in one step: positions first .. first+count-1.
 
@@ -92,7 +93,7 @@ class Row:
     hidden: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Sampled:
     """The answer for one wanted position. logprob and top (id, logprob; best first) are of the raw
     distribution.

@@ -20,14 +20,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from rebar.errors import InputError, TrainingError
+from rebar.errors import GradientExplosionError, InputError, TrainingError
 from rebar.graph import training_state
 from rebar.graph.checkpoint import CheckpointStore, Kind
 from rebar.graph.checkpoint_file import Saved
+from rebar.graph.explosion import Quiet
 from rebar.graph.optimizer import Optimizer
 from rebar.graph.schedules import Schedule
 from rebar.graph.training_state import Progress
-from rebar.graph.window import BatchSource, Learns, Window
+from rebar.graph.window import BatchSource, Learns, Searches, Window
 from rebar.hal import processes
 from rebar.hal.collective import Alone, Collective
 
@@ -122,6 +123,7 @@ class Trainer(Generic[B]):
         self.provenance = dict(provenance or {})
         self.progress = Progress()
         self.stopped = False
+        self._quiet = Quiet()
         self._clock = clock
         self._spent = 0.0  # seconds in the steps of this process
         self._made = 0
@@ -228,11 +230,17 @@ class Trainer(Generic[B]):
         progress, samples = self.progress, window.samples if window else ()
         loss, rate = total / share.supervised, self.schedule.at(progress.step)
         if not math.isfinite(loss):
+            self._search(window, share)
             raise TrainingError(
                 f"step {progress.step + 1}: the loss is {loss}. Nothing was changed. Give a "
                 f"smaller --rate, or look at samples {', '.join(map(str, samples[:8]))}."
             )
-        norm = self.optimizer.step(rate)
+        self._quiet.check(self.optimizer.gradients(), progress.step + 1)
+        try:
+            norm = self.optimizer.step(rate)
+        except GradientExplosionError:
+            self._search(window, share)
+            raise
         progress.step += 1
         progress.tokens += share.supervised
         seconds = self._clock() - begin
@@ -253,6 +261,16 @@ class Trainer(Generic[B]):
             samples=samples,
             evaluation=self._evaluation(),
         )
+
+    def _search(self, window: Window[B] | None, share: _Share) -> None:
+        """Raises the error that names the node at which the step went wrong, where the learner can
+        find it in this rank's share of the window.
+        """
+        if isinstance(self.learner, Searches) and window is not None:
+            step, scale = self.progress.step + 1, 1.0 / share.supervised
+            found = self.learner.find_explosion(window.batches, scale, step)
+            if not math.isfinite(found.magnitude):
+                raise found
 
     @property
     def last(self) -> int | None:

@@ -8,9 +8,11 @@ it is a window like any other, with its own count.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
+
+from rebar.errors import GradientExplosionError
 
 Position = Mapping[str, str | int]  # goes into a checkpoint as it stands
 Out = TypeVar("Out", covariant=True)
@@ -77,6 +79,16 @@ class Learns(Protocol[In]):
 
     def evaluate(self, batch: In) -> LossSum:
         """The loss alone."""
+
+
+@runtime_checkable
+class Searches(Protocol):
+    """A learner that can tell at which node a step went wrong."""
+
+    def find_explosion(
+        self, batches: Sequence[Any], scale: float, step: int
+    ) -> GradientExplosionError:
+        """Runs the micro-batches of a step again, node by node."""
 
 
 class Share(Generic[Out]):

@@ -55,10 +55,11 @@ def embedding_job(validator: Validator, body: EmbeddingBody, caller: Caller) -> 
             priority=priority,
             tenant=caller.tenant,
             pooling=body.pooling or "mean",
+            adapter=validator.adapter,
         )
         for index, (ids, _) in enumerate(validator.prompts(body.input, "input", special=False))
     ]
-    return EmbeddingJob(model.name, packets, body.dimensions, body.encoding_format == "base64")
+    return EmbeddingJob(validator.name, packets, body.dimensions, body.encoding_format == "base64")
 
 
 def _texts(given: list[str | int | list[int]]) -> bool:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import logging
 import math
 import time
+from collections import Counter
 from collections.abc import Callable
 
 import msgspec
 
 from rebar.errors import EngineError, InputError, RebarError
 from rebar.graph.sequence import MAX_GUESSES, Row, Sampled
+from rebar.service.adapters import EngineAdapters
 from rebar.service.embedding import PooledGeneration
 from rebar.service.generation import Generation
 from rebar.service.grammar import Grammars
@@ -47,7 +49,7 @@ class InferenceEngine:
     changes no sequence, so that gives the same bits) and only those that raise again fail.
 
     model, sharing: as of Scheduler. speculation: ids guessed at a time, 0 for none. clock: seconds;
-    the monotonic clock where packets bring times.
+    the monotonic clock where packets bring times. adapters: None for no room for any.
     """
 
     def __init__(
@@ -62,8 +64,10 @@ class InferenceEngine:
         sharing: bool = True,
         speculation: int = MAX_GUESSES,
         clock: Callable[[], float] = time.monotonic,
+        adapters: EngineAdapters | None = None,
     ) -> None:
         self.runner = runner
+        self.adapters = adapters or EngineAdapters(None)
         self.open_text = open_text
         self.vocab_size = vocab_size
         self.clock = clock
@@ -80,16 +84,18 @@ class InferenceEngine:
         self._priorities = [0, 0, 0]  # open choices: high, normal, low
         self._grammars = grammars
         self._open: dict[int, Generation] = {}
-        self._compiling: dict[int, RequestPacket] = {}  # wait for their grammar
+        self._compiling: dict[int, RequestPacket] = {}  # wait for grammar or adapter
         self._stats = EngineStats()
 
     @property
     def idle(self) -> bool:
         """Whether a step would have nothing to do."""
-        return not self._open and not self._compiling
+        return not self._open and not self._compiling and not self.adapters.busy
 
     def obey(self, orders: Orders) -> list[Delta]:
         """Takes in new choices and lets go of cancelled ones; says which were refused."""
+        for order in orders.adapters:
+            self.adapters.obey(order)
         refused = [self._submit(packet) for packet in orders.submit]
         for ticket in orders.cancel:
             self._drop(ticket)
@@ -101,6 +107,7 @@ class InferenceEngine:
             self._check_books()
             return []
         self._checked = False
+        self.adapters.advance(self.clock)
         deltas = self._take_compiled()
         started = self.clock()
         self._watch_memory(started)
@@ -130,6 +137,7 @@ class InferenceEngine:
         self._checked = True
         try:
             self.scheduler.check_integrity()
+            self.adapters.check(Counter())
         except AssertionError as error:
             raise EngineError(f"the books of the KV cache are wrong: {error}") from error
 
@@ -174,6 +182,7 @@ class InferenceEngine:
             accepted_tokens=scheduler.speculation.right,
             evictions=pool.evictions,
             adopted_blocks=pool.adopted,
+            adapters=self.adapters.loaded,
         )
 
     def _row_limit(self) -> int:
@@ -191,26 +200,32 @@ class InferenceEngine:
             self._grammars.close()
 
     def _submit(self, packet: RequestPacket) -> Delta | None:
-        if (
-            packet.grammar
-            and self._grammars is not None
-            and not self._grammars.ready(packet.grammar)
-        ):
-            self._compiling[packet.ticket] = packet
-            return None
-        return self._begin(packet)
+        if self._ready(packet):
+            return self._begin(packet)
+        self._compiling[packet.ticket] = packet
+        return None
+
+    def _ready(self, packet: RequestPacket, wait: float = 0.0) -> bool:
+        """Whether adapter and grammar are there; waits so many seconds for the latter."""
+        if self.adapters.coming(packet.adapter):
+            return False
+        return (
+            not packet.grammar
+            or self._grammars is None
+            or self._grammars.ready(packet.grammar, wait)
+        )
 
     def _take_compiled(self) -> list[Delta]:
-        """Begins the choices whose grammars are ready; says which were refused, and which cannot
-        wait any longer.
+        """Begins the choices whose grammars and adapters are ready; says which were refused, and
+        which cannot wait any longer.
         """
-        if not self._compiling or self._grammars is None:
+        if not self._compiling:
             return []
         deltas = self._expire_compiling(self.clock())
-        wait = 0.0 if self._open else COMPILE_WAIT_SECONDS
+        wait = 0.0 if self._open or self.adapters.busy else COMPILE_WAIT_SECONDS
         ready = []
         for packet in self._compiling.values():
-            if self._grammars.ready(packet.grammar, wait):
+            if self._ready(packet, wait):
                 ready.append(packet)
             wait = 0.0
         for packet in ready:
@@ -238,9 +253,11 @@ class InferenceEngine:
                 if packet.pooling
                 else Generation(packet, text, now, grammar)
             )
+            generation.sequence.adapter = self.adapters.slot(packet.adapter)
             self.scheduler.add(generation)
         except Exception as error:
             return Delta(ticket=packet.ticket, failure=failure_of(error))
+        self.adapters.enter(packet.adapter)
         self._open[packet.ticket] = generation
         self._priorities[class_of(packet.priority)] += 1
         return None
@@ -255,6 +272,7 @@ class InferenceEngine:
         generation = self._open.pop(ticket, None)
         if generation is not None:
             self._priorities[class_of(generation.packet.priority)] -= 1
+            self.adapters.leave(generation.packet.adapter)
         return generation
 
     def _run(self, rows: list[Row]) -> list[Answers]:
@@ -296,12 +314,13 @@ class InferenceEngine:
             return answer
         for i, sampled in enumerate(answer):
             wrong = self._fault(row, sampled)
+            if wrong is None:
+                continue
             # What only a guess led to is asked again, should it be needed, where it stands alone.
-            if wrong is not None and i >= len(answer) - generation.sequence.guesses:
-                answer = answer[:i]
-                break
-            if wrong is not None:
+            if i < len(answer) - generation.sequence.guesses:
                 return wrong
+            answer = answer[:i]
+            break
         try:
             return generation.take(row, answer)
         except Exception as error:

@@ -63,8 +63,17 @@ def frame(message: msgspec.Struct | str) -> bytes:
 
 
 def receive(sock: socket.socket, reader: FrameReader[M]) -> list[M]:
-    """Blocks for the next messages; none when the other end is gone."""
+    """Blocks for the next messages; none when the other end is gone.
+
+    Waits in poll: recv is also woken whenever the other end has read something of ours, and takes
+    a core from somebody for that. TimeoutError as the socket says.
+    """
+    there = select.poll()
+    there.register(sock, select.POLLIN)
+    limit = sock.gettimeout()
     while True:
+        if not there.poll(None if limit is None else limit * 1000):
+            raise TimeoutError("nothing came in time")
         try:
             data = sock.recv(1 << 18)
         except ConnectionError:

@@ -6,14 +6,16 @@ import hashlib
 import time
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 
 from rebar.dataflow.text import TextStream, Tokenizer
 from rebar.errors import CorruptFileError
-from rebar.graph import ModelFile, RunnerOptions, load_runner
+from rebar.graph import ModelFile, Runner, RunnerOptions, load_runner
 from rebar.graph.kept import KeptMemory
 from rebar.graph.sequence import MAX_GUESSES, Row, SamplingParams, Sequence
 from rebar.graph.weights.model_file import Progress
 from rebar.hal import SharedMemory
+from rebar.service.adapters import EngineAdapters
 from rebar.service.admission import KV_FILLINGS
 from rebar.service.engine import DEFAULT_MAX_RUNNING, InferenceEngine
 from rebar.service.grammar import Grammars
@@ -107,6 +109,7 @@ def load_engine(
         model=model,
         sharing=sharing,
         speculation=speculation,
+        adapters=_adapters(file, runner),
     )
     limits = EngineLimits(
         max_context=runner.max_context,
@@ -117,6 +120,18 @@ def load_engine(
         width=runner.width,
     )
     return LoadedEngine(engine, limits)
+
+
+def _adapters(file: ModelFile, runner: Runner) -> EngineAdapters:
+    """Where there is room; what reads adapters is imported then."""
+    if runner.adapters is None:
+        return EngineAdapters(None)
+    from rebar.graph.lora import Adapter, read_adapter
+
+    def read(folder: Path, digest: str) -> Adapter:
+        return read_adapter(folder, file.config, digest)
+
+    return EngineAdapters(runner.adapters, read)
 
 
 def spec_of(

@@ -72,13 +72,15 @@ def cause_of(failure: Failure) -> str:
 @dataclass(slots=True)
 class ChoiceTimes:
     """An open choice: when its request arrived, when it last said something (None: not yet), and
-    how many ids it has sampled. prompt: tokens of its prompt. Seconds of the service's clock."""
+    how many ids it has sampled. prompt: tokens of its prompt. adapter: its digest, "" for none.
+    Seconds of the service's clock."""
 
     arrived: float
     first: float | None = None
     last: float = 0.0
     tokens: int = 0
     prompt: int = 0
+    adapter: str = ""
 
 
 @dataclass(slots=True)

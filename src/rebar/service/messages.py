@@ -52,6 +52,8 @@ class RequestPacket(msgspec.Struct, frozen=True, array_like=True):
     grammar: what the answer must obey, in llguidance's notation; "" for nothing.
 
     pooling: nothing is sampled; the answer is one vector of the prompt (embedding.py).
+
+    adapter: digest of the adapter that all of it is computed with, "" for none.
     """
 
     ticket: int
@@ -73,6 +75,7 @@ class RequestPacket(msgspec.Struct, frozen=True, array_like=True):
     deadline: float | None = None
     tenant: str = ""
     pooling: Pooling | None = None
+    adapter: str = ""
 
 
 class ChoiceRecord(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -169,11 +172,28 @@ class Delta(msgspec.Struct, array_like=True, gc=False):
         return self.finish is not None or self.failure is not None
 
 
+class AdapterOrder(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Load the adapter of that digest from a folder; without a path, let go of it."""
+
+    digest: str
+    path: str = ""
+
+
+class AdapterNews(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """An adapter is loaded, or why it could not be."""
+
+    digest: str
+    error: str = ""
+
+
 class Orders(msgspec.Struct, array_like=True):
-    """Front to engine: what arrived and what was given up since the last step."""
+    """Front to engine: what arrived and what was given up since the last step. adapters: in
+    order, before what arrived and after what was given up.
+    """
 
     submit: list[RequestPacket] = []
     cancel: list[int] = []
+    adapters: list[AdapterOrder] = []
 
 
 class EngineStats(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -183,7 +203,7 @@ class EngineStats(msgspec.Struct, frozen=True, array_like=True, gc=False):
     choices by priority. oldest_wait: age of the one that waits longest. cached_tokens: positions
     that were not computed because they had been before. draft_tokens: ids that were guessed;
     accepted_tokens: those of them that were said. held_back_blocks: free ones that the machine has
-    no memory for. adopted_blocks: computed by an engine before this one.
+    no memory for. adopted_blocks: computed by an engine before this one. adapters: loaded.
     """
 
     steps: int = 0
@@ -211,13 +231,15 @@ class EngineStats(msgspec.Struct, frozen=True, array_like=True, gc=False):
     accepted_tokens: int = 0
     held_back_blocks: int = 0
     adopted_blocks: int = 0
+    adapters: int = 0
 
 
 class StepReport(msgspec.Struct, array_like=True, tag="report"):
-    """Engine to front: everything one step said."""
+    """Engine to front: everything one step said, and what became of adapters."""
 
     stats: EngineStats
     deltas: list[Delta] = []
+    adapters: list[AdapterNews] = []
 
 
 class EngineLimits(msgspec.Struct, frozen=True, array_like=True, gc=False):

@@ -25,6 +25,18 @@ class ServedModel:
 
 
 @dataclass(frozen=True, slots=True)
+class ServedAdapter:
+    """An adapter as clients see it. source: the folder it was taken from. created: seconds since
+    1970.
+    """
+
+    name: str
+    digest: str
+    source: str
+    created: int
+
+
+@dataclass(frozen=True, slots=True)
 class LoadedModel:
     """A model in memory: what callers see, and the engine that computes it (not started)."""
 

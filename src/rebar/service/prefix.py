@@ -1,8 +1,9 @@
 """By what name a KV block is known: a chain of digests over whole blocks of ids.
 
-The digest of a block covers the one before it and its own ids, and the first covers the model and
-the tenant: equal digests mean equal keys and values, and no tenant can tell from the time of an
-answer what another has asked. Blake2b with 32 bytes: nobody finds two texts with one digest.
+The digest of a block covers the one before it and its own ids, and the first covers the model, the
+adapter and the tenant: equal digests mean equal keys and values, and no tenant can tell from the
+time of an answer what another has asked. Blake2b with 32 bytes: nobody finds two texts with one
+digest.
 """
 
 from __future__ import annotations
@@ -14,10 +15,12 @@ from rebar.graph.sequence import Sequence
 DIGEST_BYTES = 32
 
 
-def root_of(model: bytes, tenant: str) -> bytes:
-    """Where the chains of one tenant of one model begin."""
-    name = tenant.encode()
-    return blake2b(name, key=blake2b(model, digest_size=32).digest(), digest_size=32).digest()
+def root_of(model: bytes, tenant: str, adapter: str = "") -> bytes:
+    """Where the chains of one tenant of one model, computed with one adapter, begin. adapter: its
+    digest in hex, "" for none.
+    """
+    computed_by = blake2b(model + bytes.fromhex(adapter), digest_size=32).digest()
+    return blake2b(tenant.encode(), key=computed_by, digest_size=32).digest()
 
 
 class PrefixChain:

@@ -8,13 +8,16 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+import threading
 import time
 from collections.abc import Callable
-from typing import ParamSpec, Protocol
+from dataclasses import dataclass
+from typing import ParamSpec
 
 import msgspec
 
 from rebar.errors import EngineError, OverloadedError
+from rebar.service.adapter_book import AdapterBook
 from rebar.service.admission import Admission
 from rebar.service.engine import InferenceEngine
 from rebar.service.engine_process import EngineProcess
@@ -32,101 +35,16 @@ from rebar.service.messages import (
     StepReport,
 )
 from rebar.service.model import ServedModel
+from rebar.service.request_stream import RequestStream
 from rebar.service.supervisor import EngineSupervisor
 from rebar.service.validator import Validator, model_not_found
-from rebar.service.worker import EngineWorker
+from rebar.service.worker import EngineWorker, Worker
 
 log = logging.getLogger("rebar.service")
 P = ParamSpec("P")
 
 STALL_SECONDS = 30.0
 """An engine that has not finished a step for so long is not healthy."""
-
-
-class RequestStream:
-    """The deltas of one request's choices, in order, as they come. One task reads it.
-
-    What piled up while the reader was busy is joined, one delta a choice: a client that does not
-    read holds its text and a number a token. Close it in every case: that is what cancels.
-    """
-
-    def __init__(
-        self, cancel: Callable[[list[int]], None], packets: list[RequestPacket], started: float
-    ) -> None:
-        self.started = started
-        self._cancel = cancel
-        self._open = {packet.ticket for packet in packets}
-        self._index = {packet.ticket: packet.index for packet in packets}
-        self._arrived: dict[int, Delta] = {}
-        self._waiter: asyncio.Future[None] | None = None
-        self.timer: asyncio.TimerHandle | None = None  # its end, when it lasts too long
-
-    @property
-    def done(self) -> bool:
-        """Whether every choice has ended and been read."""
-        return not self._open and not self._arrived
-
-    def index(self, delta: Delta) -> int:
-        """The number of the choice a delta belongs to."""
-        return self._index[delta.ticket]
-
-    async def next(self) -> list[Delta]:
-        """What has come since the last call, at least one delta."""
-        if not self._arrived:
-            # Not an asyncio.Event: this is once a token, and an Event costs three times as much.
-            self._waiter = asyncio.get_running_loop().create_future()
-            await self._waiter
-        arrived, self._arrived = self._arrived, {}
-        return list(arrived.values())
-
-    def put(self, delta: Delta) -> None:
-        """Called by the router."""
-        before = self._arrived.get(delta.ticket)
-        if before is None:
-            self._arrived[delta.ticket] = delta
-        else:
-            before.join(delta)
-        if delta.last:
-            self._open.discard(delta.ticket)
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
-
-    def close(self) -> None:
-        """Gives up what is not finished. Harmless when all is."""
-        if self.timer is not None:
-            self.timer.cancel()
-        tickets, self._open = list(self._open), set()
-        if tickets:
-            self._cancel(tickets)
-
-
-class Worker(Protocol):
-    """Who computes: an EngineWorker in a thread, an EngineSupervisor over processes."""
-
-    @property
-    def alive(self) -> bool:
-        """Whether somebody computes now."""
-
-    @property
-    def restarts(self) -> int:
-        """How often the engine was replaced."""
-
-    @property
-    def pid(self) -> int | None:
-        """The process that computes; None while the next one starts."""
-
-    @property
-    def cpu_seconds(self) -> float:
-        """Processor time of all processes that computed, this one left out."""
-
-    def start(self) -> None:
-        """Begins, called in the loop."""
-
-    def give(self, orders: Orders, /) -> bool:
-        """Takes orders; False when nobody would ever answer."""
-
-    def stop(self) -> bool:
-        """Ends; called in a thread of its own. Whether it ended in time."""
 
 
 class ModelService:
@@ -138,13 +56,17 @@ class ModelService:
         hire: Callable[[Callable[[StepReport], None]], Worker],
         stats: EngineStats | None = None,
         clock: Callable[[], float] = time.monotonic,
+        adapters: AdapterBook | None = None,
     ) -> None:
         """hire: makes the worker, given where it reports. No answer may last longer than
         `request_seconds`, which may be set before the service starts."""
         self.model = model
         self.validator = Validator(model)
+        self.adapters = adapters or AdapterBook()
         self.stats = stats or EngineStats()
         self.worker = hire(self._report)
+        self.adapters.give = self.worker.give
+        self.adapters.taken = frozenset((model.name, *model.aliases))
         self.request_seconds: float | None = None
         self._clock = clock
         self.measures = Measures()
@@ -157,6 +79,7 @@ class ModelService:
         self._tickets = itertools.count(1)
         self._last_report = clock()
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread = 0  # the loop's
 
     @property
     def open(self) -> int:
@@ -180,19 +103,37 @@ class ModelService:
         return self.worker.alive and self.silent_seconds < STALL_SECONDS
 
     @classmethod
-    def in_thread(cls, model: ServedModel, engine: InferenceEngine) -> ModelService:
+    def in_thread(
+        cls, model: ServedModel, engine: InferenceEngine, adapters: AdapterBook | None = None
+    ) -> ModelService:
         """Computed by a thread of this process."""
-        return cls(model, lambda report: EngineWorker(engine, report), engine.stats())
+
+        def hire(report: Callable[[StepReport], None]) -> Worker:
+            return EngineWorker(engine, report)
+
+        return cls(model, hire, engine.stats(), adapters=adapters)
 
     @classmethod
-    def in_process(cls, model: ServedModel, first: EngineProcess, spec: EngineSpec) -> ModelService:
+    def in_process(
+        cls,
+        model: ServedModel,
+        first: EngineProcess,
+        spec: EngineSpec,
+        adapters: AdapterBook | None = None,
+    ) -> ModelService:
         """Computed by a process of its own, which is replaced when it ends."""
-        return cls(model, lambda report: EngineSupervisor(first, spec, report), first.ready.stats)
+
+        def hire(report: Callable[[StepReport], None]) -> Worker:
+            return EngineSupervisor(first, spec, report)
+
+        return cls(model, hire, first.ready.stats, adapters=adapters)
 
     def start(self) -> None:
         """Starts the worker; deltas arrive in the running loop."""
         self._loop = asyncio.get_running_loop()
+        self._thread = threading.get_ident()
         self._last_report = self._clock()
+        self.worker.give(self.adapters.orders())
         self.worker.start()
 
     def submit(self, packets: list[RequestPacket], arrived: float | None = None) -> RequestStream:
@@ -206,11 +147,18 @@ class ModelService:
             msgspec.structs.replace(p, ticket=next(self._tickets), arrived=started) for p in packets
         ]
         stream = RequestStream(self._cancel, packets, started)
+        adapter = packets[0].adapter
+        if adapter:
+            self.adapters.enter(adapter, len(packets))
         if not self.worker.give(Orders(submit=packets)):
+            for _ in packets if adapter else ():
+                self.adapters.leave(adapter)
             raise EngineError("The engine is not running. Try again when /health says ok.")
         for packet in packets:
             self._streams[packet.ticket] = stream
-            self._times[packet.ticket] = ChoiceTimes(started, prompt=len(packet.prompt))
+            self._times[packet.ticket] = ChoiceTimes(
+                started, prompt=len(packet.prompt), adapter=adapter
+            )
             self.admission.enter(len(packet.prompt))
         self._note(self._note_begin, packets)
         if self.request_seconds is not None and self._loop is not None:
@@ -255,12 +203,22 @@ class ModelService:
             self.measures.refused["queue_full"] += len(packets)
             raise
 
+    def _left(self, times: ChoiceTimes) -> None:
+        """A choice is no longer open; the engine was told before."""
+        if times.adapter:
+            self.adapters.leave(times.adapter)
+
     def _cancel(self, tickets: list[int]) -> None:
+        gone: list[ChoiceTimes] = []
         for ticket in tickets:
             if self._streams.pop(ticket, None) is not None:
-                self.admission.leave(self._times.pop(ticket).prompt, self._clock())
+                times = self._times.pop(ticket)
+                gone.append(times)
+                self.admission.leave(times.prompt, self._clock())
                 self._note(self._note_left, ticket)
         self.worker.give(Orders(cancel=tickets))
+        for times in gone:
+            self._left(times)
 
     def _note_left(self, ticket: int) -> None:
         self.measures.aborted["client_left"] += 1
@@ -277,9 +235,12 @@ class ModelService:
         self._cancel(tickets)
 
     def _report(self, report: StepReport) -> None:
-        """In the worker's thread."""
+        """In the worker's thread, or in the loop: then without another turn of it."""
         loop = self._loop
         if loop is None or loop.is_closed():
+            return
+        if threading.get_ident() == self._thread:
+            self._deliver(report)
             return
         try:
             loop.call_soon_threadsafe(self._deliver, report)
@@ -287,8 +248,11 @@ class ModelService:
             return  # the loop closed in between: nobody is left to tell
 
     def _deliver(self, report: StepReport) -> None:
+        """In the loop."""
         self.stats = report.stats
         self._last_report = self._clock()
+        if report.adapters:
+            self.adapters.news(report.adapters)
         for delta in report.deltas:
             self._book(delta)
 
@@ -299,13 +263,28 @@ class ModelService:
         now, times = self._clock(), self._times[delta.ticket]
         if delta.last:
             del self._streams[delta.ticket]
-            self.admission.leave(self._times.pop(delta.ticket).prompt, now)
+            del self._times[delta.ticket]
+            self.admission.leave(times.prompt, now)
+            self._left(times)
         self._note(self._note_delta, times, delta, now)
         stream.put(delta)
 
     def _note_delta(self, times: ChoiceTimes, delta: Delta, now: float) -> None:
         self.measures.take(times, delta, now)
         self.history.take(delta)
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """Where a request goes, and who checks it against what it asked for."""
+
+    service: ModelService
+    validator: Validator
+
+    @property
+    def model(self) -> ServedModel:
+        """The model, whichever adapter."""
+        return self.service.model
 
 
 class ServiceRouter:
@@ -319,14 +298,18 @@ class ServiceRouter:
             for name in (service.model.name, *service.model.aliases)
         }
 
-    def route(self, model: str | None) -> ModelService:
-        """The service of `model`; the first one when no model is named. Raises ModelNameError."""
-        if model is None:
-            return self.services[0]
-        service = self._by_name.get(model)
-        if service is None:
-            raise model_not_found(model)
-        return service
+    def route(self, model: str | None) -> Route:
+        """Where `model` is served, a model's name or an adapter's; the first model when none is
+        named. Raises ModelNameError.
+        """
+        service = self.services[0] if model is None else self._by_name.get(model)
+        if service is not None:
+            return Route(service, service.validator)
+        for service in self.services:
+            adapter = service.adapters.get(model or "")
+            if adapter is not None:
+                return Route(service, Validator(service.model, adapter))
+        raise model_not_found(model or "")
 
     def start(self) -> None:
         """Starts every worker in the running loop."""

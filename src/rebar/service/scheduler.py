@@ -137,7 +137,7 @@ class Scheduler:
                 code="context_length_exceeded",
             )
         packet = generation.packet
-        root = root_of(self._model, packet.tenant)
+        root = root_of(self._model, packet.tenant, packet.adapter)
         self._chains[generation] = PrefixChain(generation.sequence, root, self.pool.block_size)
         if packet.deadline is not None:
             self._timed[generation] = packet.deadline
@@ -168,6 +168,8 @@ class Scheduler:
             return
         size = self.pool.block_size
         first, end = row.first // size, generation.sequence.computed // size
+        if first == end:
+            return
         digests = self._chains[generation].digests(first, end)
         for block, digest in zip(generation.sequence.blocks[first:end], digests, strict=True):
             self.pool.publish(block, digest)

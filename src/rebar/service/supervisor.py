@@ -24,6 +24,7 @@ import msgspec
 
 from rebar.errors import EngineError, RebarError
 from rebar.hal.processes import process_cpu_seconds, process_stopped
+from rebar.service.adapter_ledger import AdapterLedger
 from rebar.service.engine_process import EngineProcess
 from rebar.service.frames import frame
 from rebar.service.messages import (
@@ -55,6 +56,7 @@ their cause. Three were too few: on a busy machine kills from outside, three a s
 choice three times before it could say anything. Eight cost a real cause three seconds of restarts,
 while the others, who have fewer strikes, are served first."""
 MAX_PAUSE_SECONDS = 30.0
+NO_STATS = EngineStats()
 COUNTERS = (
     "steps",
     "step_seconds",
@@ -113,10 +115,11 @@ class EngineSupervisor:
         self._report = report
         self._process: EngineProcess | None = first
         self._open: dict[int, Told] = {}
-        self._past = EngineStats()  # counters of the processes that ended
+        self._past = NO_STATS  # counters of the processes that ended
         self._past_cpu = 0.0
         self._stats = first.ready.stats
         self._succession = Succession(first.kept)
+        self._adapters = AdapterLedger(MAX_STRIKES)
         self._sound = True  # whether nothing is wrong with what this process says
         self._progress = False  # whether this process has brought anything
         self._doubted: deque[int] = deque()  # open choices it has not been given
@@ -157,9 +160,10 @@ class EngineSupervisor:
         for ticket in orders.cancel:
             self._open.pop(ticket, None)
         self._succession.left(orders.cancel)
+        self._adapters.given(orders.adapters)
         if self._doubt is not None or self._doubted:
             self._doubted += (packet.ticket for packet in orders.submit)
-            orders = Orders(cancel=orders.cancel)
+            orders = Orders(cancel=orders.cancel, adapters=orders.adapters)
         self._send(orders)
         self._prove()
         return True
@@ -190,6 +194,7 @@ class EngineSupervisor:
         reader, self._writer = await asyncio.open_unix_connection(sock=process.sock)
         self._heard = time.monotonic()
         self._progress, self._sound = False, True
+        self._send(self._adapters.again())
         if not self._doubted:
             self._send(Orders(submit=[told.again() for told in self._open.values()]))
         self._prove()
@@ -236,6 +241,7 @@ class EngineSupervisor:
                     self._doubt = None
                     told.strikes = 0
                     self._prove()
+            self._adapters.heard(message.adapters)
             self._stats = message.stats
             message.stats = self._total(message.stats)
             self._report(message)
@@ -263,6 +269,8 @@ class EngineSupervisor:
 
     def _total(self, stats: EngineStats) -> EngineStats:
         """Counters over all processes: they only grow."""
+        if self._past is NO_STATS:
+            return stats
         sums = {name: getattr(stats, name) + getattr(self._past, name) for name in COUNTERS}
         return msgspec.structs.replace(stats, **sums)
 
@@ -284,6 +292,8 @@ class EngineSupervisor:
         self._past = self._total(self._stats)
         self._stats = EngineStats()
         log.warning("the engine ended with %d choices open: starting the next", len(self._open))
+        if refused := self._adapters.strike():
+            self._report(StepReport(stats=self._total(self._stats), adapters=refused))
         suspect, self._doubt = self._doubt, None
         trusted = self._progress and suspect is None
         told = self._open.get(suspect) if suspect is not None else None

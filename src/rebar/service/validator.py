@@ -23,7 +23,7 @@ from rebar.graph.sequence import SamplingParams
 from rebar.service.amounts import refuse_many_messages, refuse_many_scores
 from rebar.service.conversation import refuse_lost_calls, refuse_lost_tools, turns_of
 from rebar.service.messages import NORMAL, RequestPacket
-from rebar.service.model import ServedModel
+from rebar.service.model import ServedAdapter, ServedModel
 from rebar.service.structured import form_of
 from rebar.service.tools import ToolUse, tools_of, with_tools
 from rebar.service.wire import ChatBody, ChatMessage, CompletionBody, SamplingBody
@@ -89,8 +89,11 @@ class Caller:
 class Validator:
     """Checks bodies against one model and turns them into a Job. Holds no state between calls."""
 
-    def __init__(self, model: ServedModel) -> None:
+    def __init__(self, model: ServedModel, adapter: ServedAdapter | None = None) -> None:
+        """adapter: what requests are computed with, and named after."""
         self.model = model
+        self.name = model.name if adapter is None else adapter.name
+        self.adapter = "" if adapter is None else adapter.digest
 
     def chat(self, body: ChatBody, caller: Caller) -> Job:
         """A chat completion."""
@@ -225,6 +228,7 @@ class Validator:
                 priority=priority,
                 tenant=caller.tenant,
                 grammar=form.grammar if form else "",
+                adapter=self.adapter,
             )
             for which, prompt in enumerate(prompts)
             for choice in range(n)
@@ -232,7 +236,7 @@ class Validator:
         refuse_many_scores(packets)
         usage = bool(body.stream_options and body.stream_options.include_usage)
         explain = bool(body.explain)
-        scored, place, name = scores is not None, form.place if form else "", self.model.name
+        scored, place, name = scores is not None, form.place if form else "", self.name
         return Job(name, packets, stream, usage, scored, n, explain=explain, place=place)
 
     def _choices(self, body: SamplingBody, prompts: int) -> int:

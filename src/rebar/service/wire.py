@@ -196,3 +196,21 @@ class DetokenizeBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
     tokens: list[int]
     model: str | None = None
+
+
+class LoadAdapterBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """POST /v1/load_lora_adapter, with the fields of vLLM's route. lora_path: a folder of the
+    server's, as peft's save_pretrained writes it.
+    """
+
+    harmless: ClassVar[dict[str, tuple[Any, ...]]] = {"load_inplace": (False,)}
+
+    lora_name: str
+    lora_path: str
+    load_inplace: bool | None = None
+
+
+class UnloadAdapterBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """POST /v1/unload_lora_adapter."""
+
+    lora_name: str

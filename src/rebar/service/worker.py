@@ -12,6 +12,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from typing import Protocol
 
 from rebar.service.engine import InferenceEngine, failure_of
 from rebar.service.messages import STOPPING, Delta, Orders, StepReport
@@ -20,6 +21,35 @@ log = logging.getLogger("rebar.service.engine")
 
 HEARTBEAT_SECONDS = 1.0
 """An idle engine still reports this often, so that silence means trouble."""
+
+
+class Worker(Protocol):
+    """Who computes: an EngineWorker in a thread, an EngineSupervisor over processes."""
+
+    @property
+    def alive(self) -> bool:
+        """Whether somebody computes now."""
+
+    @property
+    def restarts(self) -> int:
+        """How often the engine was replaced."""
+
+    @property
+    def pid(self) -> int | None:
+        """The process that computes; None while the next one starts."""
+
+    @property
+    def cpu_seconds(self) -> float:
+        """Processor time of all processes that computed, this one left out."""
+
+    def start(self) -> None:
+        """Begins, called in the loop."""
+
+    def give(self, orders: Orders, /) -> bool:
+        """Takes orders; False when nobody would ever answer."""
+
+    def stop(self) -> bool:
+        """Ends; called in a thread of its own. Whether it ended in time."""
 
 
 class EngineWorker:
@@ -55,6 +85,7 @@ class EngineWorker:
                 return False
             self._orders.submit.extend(orders.submit)
             self._orders.cancel.extend(orders.cancel)
+            self._orders.adapters.extend(orders.adapters)
             self._wake.notify()
             return True
 
@@ -89,7 +120,8 @@ class EngineWorker:
         while not self._stopping:
             orders = self._take(wait=engine.idle)
             deltas = self._turn(orders)
-            self._report(StepReport(stats=engine.stats(), deltas=deltas))
+            news = engine.adapters.news()
+            self._report(StepReport(stats=engine.stats(), deltas=deltas, adapters=news))
         with self._wake:
             self._ended = True
         deltas = engine.obey(self._orders) + engine.fail_all(STOPPING)
@@ -115,7 +147,9 @@ class EngineWorker:
 
     def _take(self, *, wait: bool) -> Orders:
         with self._wake:
-            if wait and not (self._orders.submit or self._orders.cancel or self._stopping):
+            orders = self._orders
+            given = orders.submit or orders.cancel or orders.adapters
+            if wait and not (given or self._stopping):
                 self._wake.wait(HEARTBEAT_SECONDS)
             orders, self._orders = self._orders, Orders()
             return orders

@@ -11,6 +11,7 @@ values mix badly, as a test showed: a small order is the samples sorted by a has
 from __future__ import annotations
 
 import zlib
+from functools import lru_cache
 from math import isqrt
 
 import numpy as np
@@ -35,7 +36,7 @@ def samples_at(places: NDArray[np.int64], count: int, seed: int, epoch: int) -> 
         return np.argsort(hashes, kind="stable")[places].astype(np.int64)
     left = isqrt(count - 1) + 1
     right = -(-count // left)
-    keys = [U64(_mixed_int(seed, epoch, r)) for r in range(ROUNDS)]
+    keys = _keys(seed, epoch)
     values = places.astype(U64)
     todo = np.arange(len(values))
     while todo.size:
@@ -54,7 +55,7 @@ def generator(seed: int, epoch: int, sample: int, purpose: str = "") -> np.rando
     return np.random.Generator(np.random.Philox(key=low | high << 64))
 
 
-def _rounds(values: UInt64, left: int, right: int, keys: list[np.uint64]) -> UInt64:
+def _rounds(values: UInt64, left: int, right: int, keys: tuple[np.uint64, ...]) -> UInt64:
     """The network once: v = a * right + b, both halves changed in turns."""
     a, b = values // U64(right), values % U64(right)
     for number, key in enumerate(keys):
@@ -73,9 +74,18 @@ def _mixed(x: UInt64) -> UInt64:
     return x ^ (x >> U64(31))
 
 
+@lru_cache(16)
+def _keys(seed: int, epoch: int) -> tuple[np.uint64, ...]:
+    """One for each round."""
+    return tuple(U64(_mixed_int(seed, epoch, number)) for number in range(ROUNDS))
+
+
 def _mixed_int(*words: int) -> int:
-    """One number of 64 bits out of several of any size."""
-    state = np.zeros(1, dtype=U64)
+    """One number of 64 bits out of several of any size: _mixed, one after another."""
+    state = 0
     for word in words:
-        state = _mixed(state ^ U64(word & _MASK))
-    return int(state[0])
+        state = (state ^ word) + _GOLDEN & _MASK
+        state = (state ^ state >> 30) * 0xBF58476D1CE4E5B9 & _MASK
+        state = (state ^ state >> 27) * 0x94D049BB133111EB & _MASK
+        state ^= state >> 31
+    return state

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from rebar.dataflow.data.dataset import Dataset
 from rebar.dataflow.data.order import samples_at
@@ -25,9 +26,8 @@ from rebar.errors import DataError
 from rebar.hal import read_machine
 
 AnyItem = Item[Any]
-PROBED_EVERY = (
-    64  # chunks, of which one has its footprints estimated anew: the estimate is work too
-)
+PROBED_EVERY, PROBED = 64, 32  # one chunk of so many, and so many of its items, are estimated
+ORDERED = 4096  # places whose samples are found at once
 
 
 def free_memory() -> int:
@@ -163,27 +163,36 @@ class DataPipeline:
     def _chunks(self, epoch: int, place: int) -> Iterator[Chunk]:
         """Consecutive places, as many together as the sizer says and memory allows."""
         count = len(self.dataset)
+        known, order = place, np.empty(0, np.int64)
         while place < count:
             limit = self._budget / (self._workers + 1)
             size = self.sizer.next(self._per_sample, limit)
-            places = np.arange(place, min(place + size, count))
-            samples = samples_at(places, count, self.seed, epoch) if self.shuffle else places
+            if place + size > known + len(order):
+                known, order = place, self._order(epoch, place)
+            samples = order[place - known : place - known + size]
             raws = self.dataset.raws(samples)
             sums = np.cumsum(_weights(raws))
             # A long sample may stand among short ones: the chunk ends before it.
             room = min(self.sizer.room(), limit)
             fitting = int(np.searchsorted(sums * self._per_byte, room, "right"))
-            taken = min(max(fitting, self.sizer.least), len(places))
-            numbers = zip(places[:taken].tolist(), samples.tolist(), raws, strict=False)
+            taken = min(max(fitting, self.sizer.least), len(samples))
+            numbers = zip(range(place, place + taken), samples.tolist(), raws, strict=False)
             items = [Item(epoch, at, sample, raw) for at, sample, raw in numbers]
             yield Chunk(items, int(sums[taken - 1]))
             place += taken
 
+    def _order(self, epoch: int, place: int) -> NDArray[np.int64]:
+        """The samples from there on, some chunks' worth."""
+        count = len(self.dataset)
+        places = np.arange(place, min(place + max(ORDERED, self.sizer.most), count))
+        return samples_at(places, count, self.seed, epoch) if self.shuffle else places
+
     def _through(self, items: list[AnyItem], probed: bool) -> Done:
         found: dict[str, int] = {}
         for stage in self.stages:
-            if probed:
-                found[stage.name] = stage.get_memory_footprint(items)
+            if probed and items:
+                some = items[:PROBED]
+                found[stage.name] = stage.get_memory_footprint(some) * len(items) // len(some)
             items = stage.process_batch(items)
         return Done(items, found if probed else None)
 

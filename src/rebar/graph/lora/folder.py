@@ -7,7 +7,7 @@ there, in its shape, and nothing else; a name that matches nothing is an error, 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -84,16 +84,17 @@ def digest_of(folder: Path) -> str:
     return said.hexdigest()
 
 
-def read_adapter(folder: Path, config: DecoderConfig) -> Adapter:
+def read_adapter(folder: Path, config: DecoderConfig, digest: str = "") -> Adapter:
     """Opens an adapter for a model. Raises ModelFileError naming what is missing, left over, of
-    another shape or not known.
+    another shape or not known. digest: of an adapter that was read so before; its values are not
+    looked through again.
     """
     if not (folder / WEIGHTS).exists() and (folder / PICKLED).exists():
         raise UnsupportedModelError(
             f"{folder} holds only {PICKLED}, a pickle, which can run code and is never read. Save "
             "it as safetensors where you trust it."
         )
-    digest = digest_of(folder)
+    known, digest = bool(digest), digest or digest_of(folder)
     described = read_config(folder)
     where = str(folder / WEIGHTS)
     tensors = _named(read_safetensors(folder / WEIGHTS), where)
@@ -102,6 +103,8 @@ def read_adapter(folder: Path, config: DecoderConfig) -> Adapter:
         place: _low_rank(described, module, part_shape(config, place.part), tensors, where)
         for module, place in places.items()
     }
+    if not known:
+        _check_numbers(parts.values(), where)
     if tensors:
         listed = ", ".join(sorted(tensors)[:5])
         raise UnsupportedModelError(
@@ -147,11 +150,16 @@ def _low_rank(
                 f"{where}: {name!r} has shape {tensor.shape}, this model and {CONFIG} ask for "
                 f"{wanted}. Use an adapter that was made for this model."
             )
-        stored = StoredTensor(name, tensor.shape, tensor.type, tensor.data)
-        if not np.isfinite(floats(stored, where)).all():
-            raise CorruptFileError(f"{where}: {name!r} holds what is no number. Train it again.")
-        taken.append(stored)
+        taken.append(StoredTensor(name, tensor.shape, tensor.type, tensor.data))
     return LowRank(taken[0], taken[1], described.scale_of(module))
+
+
+def _check_numbers(parts: Iterable[LowRank], where: str) -> None:
+    for stored in (matrix for low in parts for matrix in (low.a, low.b)):
+        if not np.isfinite(floats(stored, where)).all():
+            raise CorruptFileError(
+                f"{where}: {stored.name!r} holds what is no number. Train it again."
+            )
 
 
 def write_adapter(

@@ -13,6 +13,7 @@ from starlette.types import Receive, Scope, Send
 from rebar.errors import RebarError
 from rebar.service.body import MAX_DEPTH
 from rebar.service.http.access import Access
+from rebar.service.http.adapters import AdapterRoutes
 from rebar.service.http.connection import MAX_HEAD_BYTES
 from rebar.service.http.cors import Cors
 from rebar.service.http.embeddings import EmbeddingRoutes
@@ -59,6 +60,11 @@ one tenant do not share computed prompts with another's, nor see its history.
 whole with each request. What a route does not know of these APIs it refuses by name. Where Messages
 counts tokens, those that had been computed before are in `cache_read_input_tokens`, apart from
 `input_tokens`.
+
+**Adapters** (LoRA) are named by `model` like the model itself; GET /v1/models lists them with their
+`parent`. One that is unloaded finishes its open answers first. Loading and unloading wants
+`Content-Type: application/json`, which no page of another origin can send unasked. All who have a
+key see all adapters.
 
 **Errors** are `{{"error": {{"message", "type", "param", "code"}}}}`, under /v1/messages
 `{{"type": "error", "error": {{"type", "message"}}, "request_id"}}`. A failure after a stream began
@@ -121,7 +127,7 @@ def create_app(
         redoc_url=None,
     )
     app.state.metrics = metrics
-    app.include_router(api_router(routes, EmbeddingRoutes(router, off_loop)))
+    app.include_router(api_router(routes, EmbeddingRoutes(router, off_loop), AdapterRoutes(router)))
     app.include_router(HealthRoutes(router, lifecycle).api())
     app.add_exception_handler(RebarError, _answer_error)
     app.add_exception_handler(HTTPException, _answer_http_exception)

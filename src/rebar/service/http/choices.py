@@ -10,7 +10,7 @@ from typing import Literal
 from rebar.service.history import ChoiceStory, story_of
 from rebar.service.http.errors import error_of
 from rebar.service.messages import ChoiceRecord, Delta, FinishReason, TokenScore
-from rebar.service.router import RequestStream
+from rebar.service.request_stream import RequestStream
 from rebar.service.tool_parser import CallPiece, Part, ToolParser
 from rebar.service.validator import Job
 
@@ -88,14 +88,15 @@ class Choices:
             if delta.failure is not None:
                 raise error_of(delta.failure, self.job.place)
             index = stream.index(delta)
-            piece = self._piece(index, delta)
+            piece = self.piece(index, delta)
             if index in pieces:
                 pieces[index].add(piece)
             else:
                 pieces[index] = piece
         return pieces
 
-    def _piece(self, index: int, delta: Delta) -> Piece:
+    def piece(self, index: int, delta: Delta) -> Piece:
+        """What a delta adds to a choice; it is no failure."""
         self.completion_tokens += len(delta.ids)
         if delta.record is not None:
             # The first one counts: an engine that takes over finds other things computed.

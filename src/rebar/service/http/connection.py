@@ -21,7 +21,8 @@ import httptools
 import msgspec
 import uvicorn
 from fastapi import FastAPI
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from starlette.types import Send
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
 from rebar.service.http.errors import ErrorBody, HttpError, describe
@@ -229,6 +230,36 @@ class Connection(HttpToolsProtocol):
         else:
             self._metrics.cut_off(why)
         self.transport.abort()
+
+
+class DirectBody:
+    """Writes parts of an answer into its connection at once. The server's own `send` does the same
+    with an await, a message and a look at everything that cannot have changed since the head.
+    """
+
+    def __init__(self, cycle: RequestResponseCycle) -> None:
+        self._cycle = cycle
+        self._flow = cycle.flow
+        self._write = cycle.transport.write
+
+    @classmethod
+    def of(cls, send: Send) -> DirectBody | None:
+        """For the answer whose head went through this `send` of the server's; None where it is not
+        sent in chunks by this server.
+        """
+        cycle = getattr(send, "__self__", None)
+        if not isinstance(cycle, RequestResponseCycle) or cycle.scope["method"] == "HEAD":
+            return None
+        return cls(cycle) if cycle.chunked_encoding else None
+
+    @property
+    def ready(self) -> bool:
+        """Whether the connection takes more now: its client reads, and is there."""
+        return not (self._flow.write_paused or self._cycle.disconnected)
+
+    def write(self, part: bytes) -> None:
+        """A part, not empty. Only when ready."""
+        self._write(b"%x\r\n%b\r\n" % (len(part), part))
 
 
 class _Gentle:

@@ -68,8 +68,8 @@ class EmbeddingRoutes:
 
         def validate() -> tuple[ModelService, EmbeddingJob]:
             body = decode_body(raw, EmbeddingBody)
-            service = self._router.route(body.model)
-            return service, embedding_job(service.validator, body, record.caller)
+            route = self._router.route(body.model)
+            return route.service, embedding_job(route.validator, body, record.caller)
 
         service, job = await self._off_loop.run(len(raw), validate)
         job = with_urgency(job, request.headers, record.started)

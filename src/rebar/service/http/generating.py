@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import secrets
 import time
+from functools import partial
 
 from fastapi import Request, Response
 from starlette.requests import ClientDisconnect
@@ -14,13 +15,16 @@ from starlette.types import Receive, Scope, Send
 from rebar.errors import InputError
 from rebar.service.http.answers import Heading, collect
 from rebar.service.http.choices import Choices, Piece
+from rebar.service.http.connection import DirectBody
 from rebar.service.http.exchange import Exchange, Reply, Writer
 from rebar.service.http.middleware import STRAIGHT, record_of
 from rebar.service.http.off_loop import OffLoop
 from rebar.service.http.reading import read_body, until_disconnect
 from rebar.service.http.sse import events
 from rebar.service.http.urgency import with_urgency
-from rebar.service.router import ModelService, RequestStream, ServiceRouter
+from rebar.service.messages import Delta
+from rebar.service.request_stream import RequestStream
+from rebar.service.router import ModelService, ServiceRouter
 from rebar.service.validator import Job
 
 SCORE_BYTES = 64
@@ -37,6 +41,7 @@ class EventStream(StreamingResponse):
         headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
         content = events(writer, choices, stream, first)
         super().__init__(content, headers=headers, media_type="text/event-stream")
+        self._writer = writer
         self._stream = stream
         self._choices = choices
 
@@ -57,9 +62,22 @@ class EventStream(StreamingResponse):
         server: six wrappers that pass them on cost more than writing them.
         """
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+        body = DirectBody.of(straight)
+        if body is not None:
+            self._stream.pass_on(partial(self._pass_on, body))
         async for chunk in self.body_iterator:
             await straight({"type": "http.response.body", "body": chunk, "more_body": True})
         await straight({"type": "http.response.body", "body": b"", "more_body": False})
+
+    def _pass_on(self, body: DirectBody, delta: Delta) -> bool:
+        """Writes what a delta says. False when its client does not read: then it is joined."""
+        if not body.ready:
+            return False
+        index = self._stream.index(delta)
+        event = self._writer.piece(index, self._choices.piece(index, delta))
+        if event:
+            body.write(event)
+        return True
 
 
 class Generating:
@@ -93,8 +111,8 @@ class Generating:
 
         def validate() -> tuple[Exchange, ModelService, Job]:
             exchange = kind.read(raw)
-            service = self._router.route(exchange.model)
-            return exchange, service, exchange.job(service.validator, caller)
+            route = self._router.route(exchange.model)
+            return exchange, route.service, exchange.job(route.validator, caller)
 
         exchange, service, job = await self._off_loop.run(len(raw), validate)
         if job.grammar:

@@ -52,6 +52,7 @@ GAUGES: tuple[tuple[str, str, Callable[[EngineStats], float]], ...] = (
         "Bytes of the budget that nothing holds",
         lambda s: s.free_bytes,
     ),
+    ("rebar_adapters_loaded", "Adapters that the engine holds", lambda s: s.adapters),
     ("cge_node_count", "Nodes of the model's graph as it runs", lambda s: s.nodes),
 )
 COUNTERS: tuple[tuple[str, str, Callable[[EngineStats], float]], ...] = (
@@ -172,6 +173,7 @@ class ServiceMetrics(Collector):
         yield from _counters(services)
         yield from _histograms(services)
         yield from _causes(services)
+        yield from _adapters(services)
 
     def _http(self) -> Iterator[Metric]:
         requests = CounterMetricFamily(
@@ -293,3 +295,21 @@ def _causes(services: Iterable[ModelService]) -> Iterator[Metric]:
             for cause, count in list(of(service.measures).items()):
                 family.add_metric((service.model.name, cause), count)
         yield family
+
+
+def _adapters(services: Iterable[ModelService]) -> Iterator[Metric]:
+    """Labels are the names of adapters that are loaded now, which the operator gave."""
+    slots = GaugeMetricFamily("rebar_adapter_slots", "Adapters there is room for", labels=MODEL)
+    names = (*MODEL, "adapter")
+    running = GaugeMetricFamily("rebar_adapter_choices_open", "Choices in progress", labels=names)
+    accepted = CounterMetricFamily(
+        "rebar_adapter_choices", "Choices given to the engine since it was loaded", labels=names
+    )
+    for service in services:
+        book = service.adapters
+        slots.add_metric((service.model.name,), book.slots)
+        for adapter in book.listed:
+            label = (service.model.name, adapter.name)
+            running.add_metric(label, book.open_choices(adapter))
+            accepted.add_metric(label, book.accepted(adapter))
+    yield from (slots, running, accepted)

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from rebar.service.history import RequestStory
+from rebar.service.http.adapters import UnloadedAdapter
 from rebar.service.http.answers import ChatCompletion, Completion
 from rebar.service.http.embeddings import EmbeddingList
 from rebar.service.http.errors import AnthropicErrorBody, ErrorBody
@@ -19,15 +20,17 @@ from rebar.service.wire import (
     CompletionBody,
     DetokenizeBody,
     EmbeddingBody,
+    LoadAdapterBody,
     TokenizeBody,
+    UnloadAdapterBody,
 )
 from rebar.service.wire_messages import CountTokensBody, MessagesBody
 from rebar.service.wire_responses import ResponsesBody
 
 
 class ModelObject(msgspec.Struct):
-    """A served model. root: where it came from, as the server was told. max_model_len: most tokens
-    of prompt and answer together.
+    """A served model, or an adapter of `parent`. root: where it came from, as the server was told.
+    max_model_len: most tokens of prompt and answer together.
     """
 
     id: str
@@ -36,6 +39,7 @@ class ModelObject(msgspec.Struct):
     owned_by: str
     root: str
     max_model_len: int
+    parent: str | msgspec.UnsetType = msgspec.UNSET
 
 
 class ModelList(msgspec.Struct):
@@ -112,6 +116,9 @@ TYPES: tuple[type[msgspec.Struct], ...] = (
     AnthropicErrorBody,
     ModelObject,
     ModelList,
+    LoadAdapterBody,
+    UnloadAdapterBody,
+    UnloadedAdapter,
     TokenizeAnswer,
     DetokenizeAnswer,
     RequestStory,
@@ -163,7 +170,7 @@ def _errors(*statuses: int, body: type[msgspec.Struct] = ErrorBody) -> dict[int 
         401: "An API key is needed, or this one is not known",
         404: "No such model, or no such request",
         413: "The body is too large",
-        415: "The body is compressed",
+        415: "The body is compressed, or not said to be JSON where that is asked for",
         429: "The queue is full; Retry-After says when to come back",
         500: "The engine failed; the request can be sent again",
         503: "The server is stopping; Retry-After says when to come back",
@@ -217,6 +224,8 @@ MESSAGES = _post(MessagesBody, MessageObject, stream=True, error=AnthropicErrorB
 COUNT_TOKENS = _post(CountTokensBody, TokenCount, work=False, error=AnthropicErrorBody)
 TOKENIZE = _post(TokenizeBody, TokenizeAnswer, work=False)
 DETOKENIZE = _post(DetokenizeBody, DetokenizeAnswer, work=False)
+LOAD_ADAPTER = _post(LoadAdapterBody, ModelObject, work=False)
+UNLOAD_ADAPTER = _post(UnloadAdapterBody, UnloadedAdapter, work=False)
 MODELS = _get(ModelList)
 MODEL = _get(ModelObject, 404)
 HEALTH = _open(Health)

@@ -11,6 +11,8 @@ from rebar.errors import InputError
 from rebar.service.body import decode_body
 from rebar.service.from_messages import from_input
 from rebar.service.http import openapi
+from rebar.service.http.adapters import AdapterRoutes
+from rebar.service.http.describe import describe_all, describe_model
 from rebar.service.http.embeddings import EmbeddingRoutes
 from rebar.service.http.errors import HttpError
 from rebar.service.http.exchange import ChatExchange, CompletionExchange
@@ -21,7 +23,7 @@ from rebar.service.http.middleware import record_of
 from rebar.service.http.off_loop import OffLoop
 from rebar.service.http.reading import read_body
 from rebar.service.http.responses import ResponsesExchange
-from rebar.service.router import ModelService, ServiceRouter
+from rebar.service.router import ServiceRouter
 from rebar.service.tools import tools_of
 from rebar.service.wire import DetokenizeBody, TokenizeBody
 from rebar.service.wire_messages import CountTokensBody
@@ -77,12 +79,14 @@ class Routes:
 
     async def models(self) -> Response:
         """Lists the served models."""
-        listed = [describe_model(service) for service in self._router.services]
+        listed = [each for service in self._router.services for each in describe_all(service)]
         return _json_response(msgspec.json.encode({"object": "list", "data": listed}))
 
     async def model(self, model: str) -> Response:
         """Describes one model."""
-        return _json_response(msgspec.json.encode(describe_model(self._router.route(model))))
+        route = self._router.route(model)
+        adapter = route.service.adapters.get(route.validator.name)
+        return _json_response(msgspec.json.encode(describe_model(route.service, adapter)))
 
     async def tokenize(self, request: Request) -> Response:
         """Token ids of a text or of a conversation."""
@@ -131,24 +135,11 @@ class Routes:
         return Response(self._metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
-def describe_model(service: ModelService) -> dict[str, object]:
-    """A model in OpenAI's shape; root (where it came from) and max_model_len as vLLM names them."""
-    model = service.model
-    return {
-        "id": model.name,
-        "object": "model",
-        "created": model.created,
-        "owned_by": "rebar",
-        "root": model.source or model.name,
-        "max_model_len": model.limits.max_total,
-    }
-
-
 def _json_response(body: bytes, status: int = 200) -> Response:
     return Response(body, status, media_type="application/json")
 
 
-def api_router(routes: Routes, embeddings: EmbeddingRoutes) -> APIRouter:
+def api_router(routes: Routes, embeddings: EmbeddingRoutes, adapters: AdapterRoutes) -> APIRouter:
     """Every route with its place in the OpenAPI document."""
     api = APIRouter()
     post, get = api.post, api.get
@@ -158,6 +149,8 @@ def api_router(routes: Routes, embeddings: EmbeddingRoutes) -> APIRouter:
     post("/v1/messages", **openapi.MESSAGES)(routes.messages)
     post("/v1/messages/count_tokens", **openapi.COUNT_TOKENS)(routes.count_tokens)
     post("/v1/embeddings", **openapi.EMBEDDINGS)(embeddings.embeddings)
+    post("/v1/load_lora_adapter", **openapi.LOAD_ADAPTER)(adapters.load)
+    post("/v1/unload_lora_adapter", **openapi.UNLOAD_ADAPTER)(adapters.unload)
     get("/v1/requests/{request_id:path}", **openapi.REQUEST)(routes.request)
     get("/v1/models", **openapi.MODELS)(routes.models)
     get("/v1/models/{model:path}", **openapi.MODEL)(routes.model)

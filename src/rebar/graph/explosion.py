@@ -1,0 +1,150 @@
+"""When a step goes wrong: which node made the first value that is no number or too large, and which
+parameters learn nothing.
+
+The check of every step is the norm of all gradients, which the optimizer needs anyway. Only when it
+fails is the step run again, node by node; the bits are the same, so the fault is found where it
+happened.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rebar.errors import GradientExplosionError, TrainingError
+from rebar.graph.batch import Batch
+from rebar.graph.gradients import Gradients
+from rebar.graph.node import Node, Values
+from rebar.graph.tensor import Tensor
+from rebar.hal import Domain, LoraTable, Step
+
+if TYPE_CHECKING:
+    from rebar.graph.learning import Learner
+
+F32 = NDArray[np.float32]
+QUIET_STEPS = 4
+"""Steps in a row in which a parameter may have no gradient. An adapter's A has none while its B is
+zero: in the first step, and in a second when the first was made at a rate of zero."""
+
+
+class Found(Exception):
+    """What a search was for."""
+
+    def __init__(self, node: str, what: str, magnitude: float) -> None:
+        super().__init__(node)
+        self.node, self.what, self.magnitude = node, what, magnitude
+
+
+@dataclass(slots=True)
+class _Search:
+    """Observes a run and leaves it at the first value that is no number, or the first gradient
+    whose norm is above the limit. largest: the largest norm met.
+    """
+
+    step: Step
+    limit: float
+    largest: tuple[float, str] = field(default=(-1.0, ""))
+
+    def after_forward(self, node: Node, values: Values) -> None:
+        """Looks at the outputs."""
+        for tensor in node.outputs:
+            if tensor.dtype == "f32" and isinstance(tensor.shape[0], Domain):
+                self._look(node, "its output", self._rows(tensor, values.rows(tensor).data), None)
+
+    def after_backward(self, node: Node, gradients: Gradients) -> None:
+        """Looks at the gradients of the inputs."""
+        for tensor, gradient in _gradients(node, gradients):
+            rows = self._rows(tensor, gradient) if isinstance(tensor.shape[0], Domain) else gradient
+            self._look(node, f"the gradient of {tensor.name}", rows, self.limit)
+
+    def _rows(self, tensor: Tensor, data: F32) -> F32:
+        count = self.step.rows if tensor.domain is Domain.ROWS else self.step.logit_rows
+        return data[:count]
+
+    def _look(self, node: Node, what: str, data: F32, limit: float | None) -> None:
+        with np.errstate(over="ignore", invalid="ignore"):
+            norm = math.sqrt(float(np.square(data, dtype=np.float64).sum()))
+        if not math.isfinite(norm) or (limit is not None and norm > limit):
+            raise Found(node.name, what, norm)
+        if limit is not None and norm > self.largest[0]:
+            self.largest = (norm, node.name)
+
+
+def _gradients(node: Node, gradients: Gradients) -> Iterator[tuple[Tensor, F32]]:
+    """Gradients of a node's inputs, activations and parameters."""
+    for tensor in node.inputs:
+        if tensor.dtype == "lora":
+            table = gradients.lora(tensor)
+            yield from ((tensor, data) for data in _of_table(table)) if table else ()
+        elif (matrix := gradients.matrix(tensor)) is not None:
+            yield tensor, matrix.data.view(np.float32)
+        elif (vector := gradients.vector(tensor)) is not None:
+            yield tensor, vector.data
+        elif isinstance(tensor.shape[0], Domain) and (rows := gradients.rows(tensor)) is not None:
+            yield tensor, rows.data
+
+
+def _of_table(table: LoraTable) -> Iterator[F32]:
+    for part in range(len(table.widths)):
+        pair = table.pair(0, part)
+        if pair is not None:
+            yield pair.a.data.view(np.float32)
+            yield pair.b.data.view(np.float32)
+
+
+def find_explosion(
+    learner: Learner, batches: Sequence[Batch], scale: float, step: int, limit: float = math.inf
+) -> GradientExplosionError:
+    """Runs a step's micro-batches again from zero gradients, node by node; the error names the
+    first node that made what is no number, or a gradient with a norm above `limit`; else the one
+    with the largest.
+    """
+    learner.parameters.zero_gradients()
+    search = _Search(learner.step, limit)
+    try:
+        for batch in batches:
+            learner.run(batch, scale, [search])
+    except Found as found:
+        return _error(step, found.node, found.what, found.magnitude)
+    finally:
+        learner.parameters.zero_gradients()
+    magnitude, node = search.largest
+    return _error(step, node, "the largest of its gradients", magnitude)
+
+
+def _error(step: int, node: str, what: str, magnitude: float) -> GradientExplosionError:
+    return GradientExplosionError(
+        f"step {step}: {what} at node {node} has the norm {magnitude:g}. Nothing was changed. Give "
+        "a smaller --rate, or clamp the gradient there (Learner.clamp).",
+        node=node,
+        step=step,
+        magnitude=magnitude,
+    )
+
+
+class Quiet:
+    """Counts the steps in which each parameter had no gradient at all."""
+
+    def __init__(self) -> None:
+        self._steps: dict[str, int] = {}
+
+    def check(self, gradients: Iterable[tuple[str, F32]], step: int) -> None:
+        """Before a step of the optimizer, with the gradient of each parameter. TrainingError naming
+        the parameters that have learned nothing for QUIET_STEPS in a row: the graph is cut, or the
+        data never reaches them.
+        """
+        for name, data in gradients:
+            quiet = not any(data[i : i + 4096].any() for i in range(0, data.size, 4096))
+            self._steps[name] = self._steps.get(name, 0) + 1 if quiet else 0
+        silent = [name for name, steps in self._steps.items() if steps >= QUIET_STEPS]
+        if silent:
+            raise TrainingError(
+                f"step {step}: no gradient has reached {', '.join(silent[:5])} for {QUIET_STEPS} "
+                "steps. A node on the way gives none, or the data never uses it. Freeze it, or "
+                "mend the node."
+            )

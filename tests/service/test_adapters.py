@@ -1,0 +1,352 @@
+"""Adapters over HTTP: by name, beside each other, loaded and unloaded while others are served."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import shutil
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from rebar.dataflow.adapters import AdapterStore
+from rebar.graph import Row, RunnerOptions, Sampled
+from rebar.graph.weights import open_model
+from rebar.service.adapter_book import AdapterBook
+from rebar.service.http.access import Access
+from rebar.service.http.keys import ApiKeys
+from rebar.service.loading import load_model
+from rebar.service.router import ModelService
+from rebar.service.worker import EngineWorker
+from tests.service.live import Client, Live, Served, probed, running, wait_for
+from tests.service.rebar_process import serving_process, start
+from tests.tiny import tiny_config, tiny_gguf
+from tests.tiny.adapter import tiny_adapter
+
+LOAD, UNLOAD = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
+CONFIG = tiny_config()
+ROOM = RunnerOptions(threads=1, max_rows=64, kv_tokens=4096, max_adapters=3, max_rank=8)
+ASKED: dict[str, Any] = {
+    "prompt": "the quick brown fox", "max_tokens": 24, "temperature": 0, "logprobs": 2
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model, and adapters that change it in different ways."""
+    place = tmp_path_factory.mktemp("adapters")
+    tiny_gguf(place)
+    tiny_adapter(place / "pirate", CONFIG, r=8, seed=1)
+    tiny_adapter(place / "poet", CONFIG, r=4, seed=2, targets=("q_proj", "v_proj"))
+    tiny_adapter(place / "sage", CONFIG, r=2, seed=3, targets=("down_proj",), kind="BF16")
+    tiny_adapter(place / "wide", CONFIG, r=9)
+    tiny_adapter(place / "broken", CONFIG, targets=("q_proj",), prefix="nothing.")
+    return place
+
+
+def service_of(
+    folder: Path, cache: Path, *names: str, options: RunnerOptions = ROOM
+) -> ModelService:
+    model = load_model(open_model(next(folder.glob("*.gguf"))), options, name="m", max_running=16)
+    room = options.room
+    store = None if room is None else AdapterStore(cache, CONFIG, room)
+    book = AdapterBook(store, options.max_adapters)
+    for name in names:
+        book.preload(name, book.take(name, folder / name), str(folder / name))
+    return ModelService.in_thread(model.served, model.engine, book)
+
+
+@contextlib.contextmanager
+def adapted(
+    folder: Path, cache: Path, *names: str, options: RunnerOptions = ROOM
+) -> Iterator[Served]:
+    with probed(service_of(folder, cache, *names, options=options)) as server:
+        yield server
+
+
+@pytest.fixture
+def server(folder: Path, tmp_path: Path) -> Iterator[Served]:
+    """With pirate and poet, and room for one more."""
+    with adapted(folder, tmp_path, "pirate", "poet") as served:
+        yield served
+
+
+def post(server: Client, path: str, **fields: object) -> httpx.Response:
+    return server.http.post(path, json=fields)
+
+
+def load(server: Client, name: str, folder: Path) -> httpx.Response:
+    return post(server, LOAD, lora_name=name, lora_path=str(folder / name))
+
+
+def choice(answer: httpx.Response) -> Any:
+    assert answer.status_code == 200, answer.text
+    return answer.json()["choices"][0]
+
+
+def test_a_request_names_its_adapter(server: Served, folder: Path, tmp_path: Path) -> None:
+    """And the base without one answers as a server that knows no adapters."""
+    answers = {name: server.complete(model=name, **ASKED) for name in ("m", "pirate", "poet")}
+    assert [a.json()["model"] for a in answers.values()] == list(answers)
+    said = {name: choice(a) for name, a in answers.items()}
+    assert len({str(c) for c in said.values()}) == 3
+    plain = dataclasses.replace(ROOM, max_adapters=0)
+    with adapted(folder, tmp_path, options=plain) as bare:
+        assert choice(bare.complete(**ASKED)) == said["m"]
+        assert choice(bare.complete(model="m", **ASKED)) == said["m"]
+        assert bare.complete(model="pirate", **ASKED).status_code == 404
+
+
+def test_all_at_once_equal_each_alone(server: Served, folder: Path) -> None:
+    """A-j4 and more: hot loaded, in one batch with others and the base, again and again."""
+    assert load(server, "sage", folder).status_code == 200
+    names = ["m", "pirate", "poet", "sage"]
+    alone = {name: choice(server.complete(model=name, **ASKED)) for name in names}
+    with ThreadPoolExecutor(16) as pool:
+        asked = [names[i % 4] for i in range(32)]
+        answers = list(pool.map(lambda name: server.complete(model=name, **ASKED), asked))
+    assert [choice(a) for a in answers] == [alone[name] for name in asked]
+
+
+def test_every_api_takes_the_name(server: Served) -> None:
+    chat = server.chat(model="pirate", max_tokens=4, temperature=0)
+    assert (chat.status_code, chat.json()["model"]) == (200, "pirate")
+    base = server.chat(max_tokens=4, temperature=0)
+    assert choice(chat)["message"] != choice(base)["message"]
+    answer = post(server, "/v1/responses", model="pirate", input="hi", max_output_tokens=4)
+    assert (answer.status_code, answer.json()["model"]) == (200, "pirate")
+    messages = [{"role": "user", "content": "hi"}]
+    answer = post(server, "/v1/messages", model="pirate", messages=messages, max_tokens=4)
+    assert (answer.status_code, answer.json()["model"]) == (200, "pirate")
+    count = post(server, "/v1/messages/count_tokens", model="pirate", messages=messages)
+    assert count.status_code == 200
+    vectors = [post(server, "/v1/embeddings", model=m, input="hi").json() for m in ("m", "pirate")]
+    assert vectors[1]["model"] == "pirate"
+    assert vectors[0]["data"][0]["embedding"] != vectors[1]["data"][0]["embedding"]
+    assert post(server, "/tokenize", model="pirate", prompt="hi").status_code == 200
+    assert post(server, "/detokenize", model="pirate", tokens=[5]).status_code == 200
+    streamed = server.complete(model="pirate", stream=True, **ASKED)
+    assert '"model":"pirate"' in streamed.text
+
+
+def test_the_list_says_what_there_is(server: Served, folder: Path) -> None:
+    listed = server.http.get("/v1/models").json()["data"]
+    assert [(m["id"], m.get("parent")) for m in listed] == [
+        ("m", None), ("pirate", "m"), ("poet", "m")
+    ]  # fmt: skip
+    one = server.http.get("/v1/models/poet").json()
+    assert (one["id"], one["parent"], one["max_model_len"]) == ("poet", "m", 128)
+    answer = load(server, "sage", folder)
+    assert answer.json() == server.http.get("/v1/models/sage").json()
+    answer = post(server, UNLOAD, lora_name="poet")
+    assert answer.json() == {"id": "poet", "object": "model", "deleted": True, "open": 0}
+    listed = server.http.get("/v1/models").json()["data"]
+    assert [m["id"] for m in listed] == ["m", "pirate", "sage"]
+    assert server.http.get("/v1/models/poet").status_code == 404
+    assert server.complete(model="poet", **ASKED).json()["error"]["code"] == "model_not_found"
+
+
+def test_one_in_use_leaves_when_its_last_stream_ends(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Unloaded in the middle of its answer: that is what it would have been; another one takes its
+    slot only then.
+    """
+    one = dataclasses.replace(ROOM, max_adapters=1)
+    asked = {**ASKED, "max_tokens": 90, "ignore_eos": True, "model": "pirate"}
+    with adapted(folder, tmp_path, "pirate", options=one) as server:
+        whole = choice(server.complete(**asked))
+        worker = server.service.worker
+        assert isinstance(worker, EngineWorker)
+        step = worker.engine.runner.step
+
+        def slowly(rows: list[Row]) -> list[list[Sampled]]:
+            time.sleep(0.01)
+            return step(rows)
+
+        monkeypatch.setattr(worker.engine.runner, "step", slowly)
+        with ThreadPoolExecutor(1) as pool:
+            answer = pool.submit(server.complete, **asked)
+            wait_for(lambda: server.service.stats.running == 1)
+            assert post(server, UNLOAD, lora_name="pirate").json()["open"] == 1
+            assert server.complete(**asked).status_code == 404
+            assert load(server, "poet", folder).json()["error"]["code"] == "adapters_full"
+            assert choice(answer.result()) == whole
+        wait_for(lambda: server.service.stats.adapters == 0)
+        assert load(server, "poet", folder).status_code == 200
+        assert choice(server.complete(**{**asked, "model": "poet"})) != whole
+
+
+def test_loading_and_unloading_under_streams_harms_nobody(server: Served, folder: Path) -> None:
+    asked = {**ASKED, "max_tokens": 60, "ignore_eos": True}
+    names = ["m", "pirate", "poet"]
+    alone = {name: choice(server.complete(model=name, **asked)) for name in names}
+    stop = threading.Event()
+    turns = []
+
+    def churn() -> None:
+        while not stop.is_set():
+            assert load(server, "sage", folder).status_code == 200
+            assert server.complete(model="sage", **{**ASKED, "max_tokens": 2}).status_code == 200
+            assert post(server, UNLOAD, lora_name="sage").status_code == 200
+            turns.append(1)
+
+    with ThreadPoolExecutor(9) as pool:
+        churning = pool.submit(churn)
+        picked = [names[i % 3] for i in range(48)]
+        answers = list(pool.map(lambda name: server.complete(model=name, **asked), picked))
+        stop.set()
+        churning.result()
+    assert [choice(a) for a in answers] == [alone[name] for name in picked]
+    assert turns
+
+
+REFUSED: list[tuple[dict[str, Any], int, str | None, str]] = [
+    ({"lora_name": "poet", "lora_path": "x"}, 400, "lora_name", "is taken"),
+    ({"lora_name": "m", "lora_path": "x"}, 400, "lora_name", "is taken"),
+    ({"lora_name": "", "lora_path": "x"}, 400, "lora_name", "1 to 128"),
+    ({"lora_name": "a b", "lora_path": "x"}, 400, "lora_name", "1 to 128"),
+    ({"lora_name": "new", "lora_path": ""}, 400, "lora_path", "no path"),
+    ({"lora_name": "new", "lora_path": "a\0b"}, 400, "lora_path", "no path"),
+    ({"lora_name": "new", "lora_path": "/nowhere/at/all"}, 400, "lora_path", "is not there"),
+    ({"lora_name": "new", "lora_path": "/dev"}, 400, "lora_path", "is not there"),
+    ({"lora_name": "new"}, 400, "lora_path", ""),
+    ({"lora_name": "new", "lora_path": "x", "load_inplace": True}, 400, "load_inplace", "not supp"),
+    ({"lora_name": "new", "lora_path": "x", "extra": 1}, 400, "extra", ""),
+    ({"lora_name": 3, "lora_path": "x"}, 400, "lora_name", ""),
+]
+
+
+@pytest.mark.parametrize(("body", "status", "param", "text"), REFUSED)
+def test_what_cannot_be_loaded_is_refused(
+    server: Served, body: dict[str, Any], status: int, param: str | None, text: str
+) -> None:
+    answer = post(server, LOAD, **body)
+    assert answer.status_code == status, answer.text
+    error = answer.json()["error"]
+    assert error["param"] == param
+    assert text in error["message"]
+
+
+def test_folders_that_are_wrong_are_named_as_the_caller_knows_them(
+    server: Served, folder: Path
+) -> None:
+    error = load(server, "broken", folder).json()["error"]
+    assert (error["param"], error["code"]) == ("lora_path", "invalid_adapter")
+    assert str(folder / "broken") in error["message"]
+    assert "is missing ('nothing." in error["message"]
+    error = load(server, "wide", folder).json()["error"]
+    assert (error["code"], "--max-lora-rank 9" in error["message"]) == ("rank_too_large", True)
+    assert load(server, "sage", folder).status_code == 200
+    shutil.copytree(folder / "sage", folder / "other", dirs_exist_ok=True)
+    assert load(server, "other", folder).status_code == 200, "the same content shares a slot"
+    assert post(server, UNLOAD, lora_name="sage").status_code == 200
+    assert choice(server.complete(model="other", **ASKED))
+    tiny_adapter(folder / "fourth", CONFIG, seed=77)
+    assert load(server, "fourth", folder).json()["error"]["code"] == "adapters_full"
+
+
+def test_a_huge_file_is_not_copied(server: Served, folder: Path, tmp_path: Path) -> None:
+    """A sparse file of a terabyte under the name of the weights must not fill the disk."""
+    huge = tiny_adapter(tmp_path / "huge", CONFIG)
+    with (huge / "adapter_model.safetensors").open("r+b") as file:
+        file.truncate(1 << 40)
+    error = load(server, "huge", tmp_path).json()["error"]
+    assert "no adapter that there is room for" in error["message"]
+    assert not list((tmp_path / "adapters").glob(".adapter.*")), "a copy was left behind"
+
+
+def test_unloading_what_is_not_there(server: Served) -> None:
+    for name in ("ghost", "m", "", "x" * 10_000):
+        answer = post(server, UNLOAD, lora_name=name)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (404, "adapter_not_found")
+
+
+def test_a_page_of_another_origin_cannot_ask_for_it(server: Served, folder: Path) -> None:
+    """A form or a fetch without a preflight can send text/plain to a server on localhost."""
+    body = b'{"lora_name": "poet"}'
+    for kind in ("text/plain", "application/x-www-form-urlencoded", None):
+        headers = {"Origin": "https://evil.example"} | ({"Content-Type": kind} if kind else {})
+        answer = server.http.post(UNLOAD, content=body, headers=headers)
+        assert answer.status_code == 415
+    assert "poet" in [m["id"] for m in server.http.get("/v1/models").json()["data"]]
+
+
+def test_a_key_is_needed_where_there_are_keys(folder: Path, tmp_path: Path) -> None:
+    service = service_of(folder, tmp_path, "pirate")
+    with running(service, access=Access(keys=ApiKeys([("a", "sk-a")]))) as port:
+        url = f"http://127.0.0.1:{port}"
+        for key, status in (("sk-b", 401), (None, 401), ("sk-a", 200)):
+            headers = {} if key is None else {"Authorization": f"Bearer {key}"}
+            with httpx.Client(base_url=url, trust_env=False, headers=headers) as http:
+                answer = http.post(UNLOAD, json={"lora_name": "pirate"})
+                assert answer.status_code == status
+
+
+def test_a_server_without_room_says_which_flag(live: Live) -> None:
+    answer = live.http.post(LOAD, json={"lora_name": "x", "lora_path": "/tmp"})
+    assert answer.status_code == 400
+    assert "--max-adapters" in answer.json()["error"]["message"]
+
+
+def test_metrics_name_what_is_loaded(server: Served, folder: Path) -> None:
+    """And nothing that clients make up (A-k2)."""
+    for name in ("pirate", "pirate", "ghost"):
+        server.complete(model=name, **{**ASKED, "max_tokens": 1})
+    text = server.http.get("/metrics").text
+    assert 'rebar_adapter_slots{model_name="m"} 3.0' in text
+    assert 'rebar_adapters_loaded{model_name="m"} 2.0' in text
+    assert 'rebar_adapter_choices_total{adapter="pirate",model_name="m"} 2.0' in text
+    assert 'rebar_adapter_choices_open{adapter="poet",model_name="m"} 0.0' in text
+    assert "ghost" not in text
+    post(server, UNLOAD, lora_name="pirate")
+    assert "pirate" not in server.http.get("/metrics").text
+
+
+def test_a_killed_engine_is_told_its_adapters(folder: Path, tmp_path: Path) -> None:
+    """By `rebar serve`, with the folder gone meanwhile: the copy is what is served. One is loaded
+    while serving; both go on with the same bits.
+    """
+    mine = tmp_path / "mine"
+    for name in ("pirate", "sage"):
+        shutil.copytree(folder / name, mine / name)
+    model = next(folder.glob("*.gguf"))
+    flags = ("--adapter", f"pirate={mine / 'pirate'}", "--served-model-name", "m")
+    asked = {**ASKED, "max_tokens": 90, "ignore_eos": True}
+    with serving_process(model, tmp_path / "cache", *flags) as server:
+        assert load(server, "sage", mine).status_code == 200
+        names = ["m", "pirate", "sage"]
+        alone = {name: choice(server.complete(model=name, **asked)) for name in names}
+        assert len({str(c) for c in alone.values()}) == 3
+        shutil.rmtree(mine)
+        with ThreadPoolExecutor(6) as pool:
+            answers = [pool.submit(server.complete, model=names[i % 3], **asked) for i in range(6)]
+            (engine,) = server.probed.engines()
+            os.kill(engine["pid"], signal.SIGKILL)
+            assert [choice(a.result()) for a in answers] == [alone[n] for n in names * 2]
+        wait_for(lambda: server.probed.engines()[0]["pid"] not in (None, engine["pid"]), 10)
+        assert choice(server.complete(model="sage", **asked)) == alone["sage"]
+        server.probed.workers = server.probed.pids()
+
+
+def test_serve_refuses_adapters_that_are_wrong(folder: Path, tmp_path: Path) -> None:
+    """In the words of the flag, before an engine is started."""
+    for flags, words in (
+        (("--adapter", "pirate"), "is no NAME=FOLDER"),
+        (("--adapter", f"a={folder / 'nowhere'}"), "cannot be opened"),
+        (("--adapter", f"a={folder / 'broken'}"), "is missing ('nothing."),
+        (("--adapter", f"a={folder / 'pirate'}", "--max-lora-rank", "4"), "--max-lora-rank 8"),
+        (("--adapter", f"a={folder / 'pirate'}", "--max-adapters", "0"), "--max-adapters"),
+    ):
+        log = tmp_path / "log"
+        process = start(next(folder.glob("*.gguf")), tmp_path / "cache", log, *flags)
+        assert process.wait(30) == 2
+        assert words in log.read_text()
