@@ -1,5 +1,5 @@
-"""Fuzzes the index over JSON lines and the token shard's reader: any bytes give records that a
-plain reader finds too, or a DataError.
+"""Fuzzes the index over JSON lines: any bytes give the records that a plain reader finds, or a
+DataError.
 
 python -m tests.fuzz.fuzz_records CORPUS -max_total_time=600
 """

@@ -11,10 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.fuzz import fuzz_gguf, fuzz_rebar, fuzz_records, fuzz_safetensors
+from tests.fuzz import fuzz_gguf, fuzz_rebar, fuzz_records, fuzz_safetensors, fuzz_tokens
 from tests.fuzz.harness import Target
 
-TARGETS = (fuzz_gguf.TARGET, fuzz_rebar.TARGET, fuzz_safetensors.TARGET, fuzz_records.TARGET)
+MODULES = (fuzz_gguf, fuzz_rebar, fuzz_safetensors, fuzz_records, fuzz_tokens)
+TARGETS = tuple(module.TARGET for module in MODULES)
 
 
 def mutated(data: bytes, rng: random.Random) -> bytes:

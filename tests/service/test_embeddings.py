@@ -18,7 +18,7 @@ from rebar.graph.sequence import Row, SamplingParams, Sequence
 from rebar.service.http.embeddings import WAVE
 from rebar.service.local import Model
 from rebar.service.messages import RequestPacket
-from rebar.service.router import RequestStream
+from rebar.service.request_stream import RequestStream
 from tests.service.fakes import WIDTH, ScriptedRunner, failing, hidden_state
 from tests.service.live import NAME, Live, refused, scripted_model, scripted_service, serving
 

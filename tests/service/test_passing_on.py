@@ -5,17 +5,18 @@ order. Frames are waited for without being woken for nothing.
 from __future__ import annotations
 
 import asyncio
+import json
 import socket
 import threading
 
 import pytest
 
 from rebar.errors import EngineError
-from rebar.graph.sequence import SamplingParams
+from rebar.graph.sequence import Row, SamplingParams
 from rebar.service.frames import FrameReader, frame, receive
 from rebar.service.http.connection import DirectBody
 from rebar.service.messages import Delta, RequestPacket
-from rebar.service.router import RequestStream
+from rebar.service.request_stream import RequestStream
 from tests.service.live import Live, events_of
 
 PACKET = RequestPacket(1, "r", "t", [1, 2], SamplingParams(), 8)
@@ -79,7 +80,14 @@ def test_an_error_while_passing_on_is_the_streams_own() -> None:
 
 
 def test_streams_over_a_socket_are_passed_on(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Through the real server: nearly every event goes this way, and the text is whole."""
+    """Through the real server: nearly every event goes this way, and the text is whole. Each step
+    waits until the text of the step before has been read, so none are joined on a busy machine.
+    """
+    read = threading.Semaphore(1)
+
+    def wait_for_reader(rows: list[Row]) -> None:
+        assert read.acquire(timeout=5), "the text of the step before was not sent"
+
     parts: list[bytes] = []
     write = DirectBody.write
 
@@ -89,9 +97,14 @@ def test_streams_over_a_socket_are_passed_on(live: Live, monkeypatch: pytest.Mon
 
     monkeypatch.setattr(DirectBody, "write", counted)
     live.runner.script = list(b"abcdefghijklmnopqrstuvwxyz")
-    live.runner.slow = 0.005
-    answer = live.complete(prompt="go", stream=True, max_tokens=26)
-    texts = [event["choices"][0]["text"] for event in events_of(answer.text)[:-1]]
+    live.runner.before = wait_for_reader
+    texts: list[str] = []
+    body = {"prompt": "go", "stream": True, "max_tokens": 26}
+    with live.http.stream("POST", "/v1/completions", json=body) as answer:
+        for line in answer.iter_lines():
+            if line.startswith("data: {"):
+                texts.append(json.loads(line[6:])["choices"][0]["text"])
+                read.release()
     assert "".join(texts) == "abcdefghijklmnopqrstuvwxyz"
     assert len(parts) > 13
 

@@ -81,6 +81,8 @@ class Run:
             f"data       {survey.sequences:,} sequences, {survey.rows:,} tokens, "
             f"{survey.asked:,} of them learned; {survey.skipped:,} samples hold none"
         )
+        for remark in survey.remarks:
+            self.note(f"           {remark}")
         if held_out:
             self.note(f"held out   {sum(b.tokens for b in held_out):,} tokens to be guessed")
 

@@ -165,6 +165,21 @@ def test_what_is_held_out_is_never_learned(tmp_path: Path) -> None:
         open_training(path, bpe(), None, DataOptions(held_out=1.0))
 
 
+def test_a_fault_has_the_line_of_the_file_whatever_is_held_out(tmp_path: Path) -> None:
+    """Stages named samples by their number in the whole file, and got numbers of a part of it."""
+    path = tmp_path / "d.jsonl"
+    write(path, [*({"text": str(n)} for n in range(30)), "{broken", {"text": "x"}])
+    sources = open_training(path, bpe(), None, DataOptions(held_out=0.5, on_error="skip"))
+    faults: list[str] = []
+    for source in sources:
+        assert source is not None
+        while source.next_window():
+            pass
+        faults += source.pipeline.stages[0].tally.first("invalid")
+    assert len(faults) == 1
+    assert "d.jsonl, line 31: no JSON" in faults[0]
+
+
 def test_shift_says_what_it_takes(tmp_path: Path) -> None:
     from tests.dataflow.data.test_footprints import measured
 

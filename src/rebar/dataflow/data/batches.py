@@ -8,7 +8,7 @@ run that goes on from a position gets the micro-batches it would have had.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 
@@ -17,7 +17,7 @@ import msgspec
 from rebar.dataflow.data.mask import Example
 from rebar.dataflow.data.pack import BatchStage, Pack
 from rebar.dataflow.data.pipeline import DataPipeline
-from rebar.dataflow.data.stage import Item
+from rebar.dataflow.data.stage import Item, Tally
 from rebar.errors import DataError
 from rebar.graph.batch import Batch
 from rebar.graph.window import Position, Window
@@ -26,7 +26,8 @@ from rebar.graph.window import Position, Window
 @dataclass(frozen=True, slots=True)
 class Survey:
     """One epoch, counted. sequences: usable ones. asked: targets. rows: positions. skipped: samples
-    that gave none. tallies: what each stage counted, by its name.
+    that gave none. tallies: what each stage counted, by its name. remarks: the same in words, for
+    whoever should know that their data are not used as they stand.
     """
 
     sequences: int
@@ -35,6 +36,23 @@ class Survey:
     longest: int
     skipped: int
     tallies: Mapping[str, Mapping[str, int]]
+    remarks: tuple[str, ...]
+
+
+WORDS = {
+    "invalid": "records are no samples and are passed over",
+    "cut": "conversations are longer than the context and lose their end",
+    "too_long": "conversations are longer than the context and are passed over",
+    "nothing_asked": "samples hold nothing to be learned and are passed over",
+    "turns_without_end": "turns have no end token, so the model will not learn to stop",
+}
+
+
+def _remarks(tally: Tally) -> Iterator[str]:
+    for name, count in tally.counts.items():
+        if name in WORDS:
+            first = f"; the first: {tally.first(name)[0]}" if tally.first(name) else ""
+            yield f"{count:,} {WORDS[name]}{first}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,10 +151,11 @@ class TrainingBatches:
                 longest = max(longest, length)
                 places.add(item.place)
         tallies = {stage.name: dict(stage.tally.counts) for stage in self.pipeline.stages}
+        remarks = tuple(line for stage in self.pipeline.stages for line in _remarks(stage.tally))
         for stage in self.pipeline.stages:
             stage.tally.clear()
         skipped = len(self.pipeline.dataset) - len(places)
-        self._survey = Survey(n, asked, rows, longest, skipped, tallies)
+        self._survey = Survey(n, asked, rows, longest, skipped, tallies, remarks)
         return self._survey
 
     def _take(self) -> list[Item[Example]]:

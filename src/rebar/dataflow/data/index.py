@@ -20,6 +20,7 @@ import struct
 import time
 import zlib
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -147,7 +148,9 @@ def _build(mapped: MappedFile | None, path: Path, index: Path) -> None:
     changed = path.stat().st_mtime_ns
     if mapped is not None:
         mapped.check_unchanged()  # so that the time is that of the bytes mapped
-    with write_whole(index) as file:
+    # The digest takes longer than the search: it has a thread of its own.
+    with ThreadPoolExecutor(1) as helper, write_whole(index) as file:
+        digest = helper.submit(digest_of, data)
         file.write(bytes(HEADER.size))
         records, checksum = 0, 0
         for spans in spans_of(text):
@@ -155,8 +158,8 @@ def _build(mapped: MappedFile | None, path: Path, index: Path) -> None:
             file.write(pairs)
             records, checksum = records + len(spans), zlib.crc32(pairs, checksum)
         lines = line_number(text, len(text)) - (len(text) == 0 or int(text[-1]) == LF)
-        tail, digest = len(data) - len(text), digest_of(data)
-        _write_header(file, (checksum, len(data), changed, records, lines, tail, digest))
+        tail = len(data) - len(text)
+        _write_header(file, (checksum, len(data), changed, records, lines, tail, digest.result()))
 
 
 def _write_header(file: IO[bytes], fields: tuple[int, int, int, int, int, int, bytes]) -> None:

@@ -89,23 +89,28 @@ def open_training(
     order. Raises DataError.
     """
     data: Dataset
-    if path.suffix.lower() in RECORDS:
+    if records := path.suffix.lower() in RECORDS:
         data = MMapDataset(path, cache=options.cache)
-        stages = record_stages(data, tokenizer, template, options)
     else:
         shard = _shard(path, tokenizer, options.cache)
         data = TokenDataset(shard, options.rows, fingerprint=tokenizer.fingerprint)
-        stages = [Shift()]
+
+    def batches(part: Dataset, options: DataOptions) -> TrainingBatches:
+        """With stages of its own: they name places by the numbers of this part."""
+        stages: list[AnyStage] = [Shift()]
+        if records:
+            stages = record_stages(part, tokenizer, template, options)
+        return _batches(part, stages, options)
+
     held = round(options.held_out * len(data))
     if not held:
-        return _batches(data, stages, options), None
+        return batches(data, options), None
     if held >= len(data):
         raise DataError(f"{path}: all {held} samples would be held out. Hold out a smaller share.")
     # No epoch has this number: what is held out is the beginning of no epoch's order.
     order = samples_at(np.arange(len(data)), len(data), options.seed, -1)
     kept, train = (Subset(data, np.sort(part)) for part in np.split(order, [held]))
-    evaluation = replace(options, epochs=1, shuffle=False)
-    return _batches(train, stages, options), _batches(kept, stages, evaluation)
+    return batches(train, options), batches(kept, replace(options, epochs=1, shuffle=False))
 
 
 def record_stages(

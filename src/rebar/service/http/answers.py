@@ -18,7 +18,7 @@ from rebar.service.http.scores import (
     chat_logprobs,
 )
 from rebar.service.interfaces import TextTokenizer
-from rebar.service.router import RequestStream
+from rebar.service.request_stream import RequestStream
 
 
 class PromptDetails(msgspec.Struct):

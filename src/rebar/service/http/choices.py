@@ -10,7 +10,7 @@ from typing import Literal
 from rebar.service.history import ChoiceStory, story_of
 from rebar.service.http.errors import error_of
 from rebar.service.messages import ChoiceRecord, Delta, FinishReason, TokenScore
-from rebar.service.router import RequestStream
+from rebar.service.request_stream import RequestStream
 from rebar.service.tool_parser import CallPiece, Part, ToolParser
 from rebar.service.validator import Job
 

@@ -23,7 +23,8 @@ from rebar.service.http.reading import read_body, until_disconnect
 from rebar.service.http.sse import events
 from rebar.service.http.urgency import with_urgency
 from rebar.service.messages import Delta
-from rebar.service.router import ModelService, RequestStream, ServiceRouter
+from rebar.service.request_stream import RequestStream
+from rebar.service.router import ModelService, ServiceRouter
 from rebar.service.validator import Job
 
 SCORE_BYTES = 64

@@ -17,7 +17,7 @@ from rebar.service.http.choices import Choices, Piece
 from rebar.service.http.errors import ErrorBody, describe
 from rebar.service.http.scores import CompletionScores, chat_logprobs
 from rebar.service.interfaces import TextTokenizer
-from rebar.service.router import RequestStream
+from rebar.service.request_stream import RequestStream
 from rebar.service.tool_parser import CallPiece
 
 if TYPE_CHECKING:
