@@ -119,7 +119,7 @@ def main() -> None:
     file = open_source(asked.model, places().cache)
     train, held = data_of(file, asked.text, asked.steps)
     options = LearnerOptions(
-        lora=SPEC, max_rows=SEQUENCES * LENGTH, max_sequences=SEQUENCES,
+        mode="lora", lora=SPEC, max_rows=SEQUENCES * LENGTH, max_sequences=SEQUENCES,
         max_context=LENGTH, threads=asked.threads,
     )  # fmt: skip
     learner = open_learner(file, options)

@@ -32,6 +32,7 @@ def main() -> None:
     parser.add_argument("--recompute", default="none")
     asked = parser.parse_args()
     options = LearnerOptions(
+        mode="lora",
         lora=LoraSpec(8, 16, ("q_proj", "v_proj")),
         max_rows=SEQUENCES * LENGTH,
         max_sequences=SEQUENCES,

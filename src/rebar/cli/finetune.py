@@ -117,7 +117,8 @@ def _learner(
     from rebar.graph.learner import LearnerOptions, open_learner
 
     wanted = LearnerOptions(
-        lora=None if lora.full else lora.spec(),
+        mode="full" if lora.full else "lora",
+        lora=lora.spec(),
         seed=flags.seed,
         max_rows=max(options.batch_rows, options.rows),
         max_sequences=options.sequences,
