@@ -48,7 +48,10 @@ def build_app(called: str | None = None) -> App:
         print_error=False,
     )
     for verb, line in VERBS.items():
-        app.command(f"rebar.cli.{verb}:{verb}", name=verb, help=None if verb == called else line)
+        module = verb.replace("-", "_")
+        app.command(
+            f"rebar.cli.{module}:{module}", name=verb, help=None if verb == called else line
+        )
     app.meta.default(_launcher(app))
     return app
 
