@@ -29,11 +29,16 @@ SERVING |= {"max_running", "max_waiting"}
 SERVING |= {"adapter", "max_adapters", "max_lora_rank"}
 SERVING |= {"drain_timeout", "request_timeout", "write_timeout", "read_timeout"}
 OTHERS = {"prompt", "text", "source", "target", "system", "chat", "special", "force", "json"}
-OTHERS |= {"only", "repeats", "speculation"}
+OTHERS |= {"only", "repeats", "speculation", "type"}
 LOAD = {"url", "rate", "concurrency", "requests", "duration", "prompt_tokens", "output_tokens"}
 LOAD |= {"shared_tokens", "ignore_eos", "route", "extra", "leave", "slo", "timeout", "warm_up"}
 LOAD |= {"find_rate"}
-FLAGS = frozenset(MODEL | SAMPLING | SERVING | OTHERS | LOAD)
+TRAINING = {"data", "out", "eval_data", "eval_split", "eval_every", "on_error", "steps", "epochs"}
+TRAINING |= {"batch", "batch_tokens", "rate", "schedule", "warmup", "optimizer", "weight_decay"}
+TRAINING |= {"clip", "patience", "checkpoint_every", "keep", "resume", "recompute", "rank_timeout"}
+TRAINING |= {"lora_r", "lora_alpha", "lora_targets", "rslora", "full", "show_batch"}
+TRAINING |= {"context", "layers", "width", "heads", "kv_heads", "mlp_width", "tokenizer"}
+FLAGS = frozenset(MODEL | SAMPLING | SERVING | OTHERS | LOAD | TRAINING)
 PLACES = frozenset(["cache", "isa"])
 
 

@@ -9,6 +9,7 @@ from typing import Literal
 from rebar.graph import nodes
 from rebar.graph.graph import Graph
 from rebar.graph.node import Node
+from rebar.graph.nodes_numpy import NumPyNode
 from rebar.graph.tensor import DType, Shape, Tensor
 from rebar.hal import Activation
 
@@ -150,6 +151,12 @@ class Builder:
         """The loss of each row."""
         out = self._out("loss", nodes.CrossEntropy.shape(logits.shape))
         self.nodes.append(nodes.CrossEntropy(out.name, logits, targets, out))
+        return out
+
+    def numpy(self, kind: type[NumPyNode], name: str, *reads: Tensor) -> Tensor:
+        """What a node written in NumPy makes of tensors."""
+        out = self._out(name, kind.shape(*(t.shape for t in reads)))
+        self.nodes.append(kind(out.name, reads, out))
         return out
 
     def graph(self, *outputs: Tensor) -> Graph:
