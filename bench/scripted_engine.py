@@ -90,8 +90,10 @@ def load_engine(
     max_waiting: int,
     *,
     speculation: int = 0,
+    kept: object = None,
 ) -> LoadedEngine:
-    """In the place of loading.load_engine. Nothing is guessed: a letter is a step is an event."""
+    """In the place of loading.load_engine. Nothing is guessed: a letter is a step is an event; and
+    nothing is kept."""
     runner, words = FreeRunner(step_seconds), tokenizer()
     engine = InferenceEngine(
         runner,

@@ -97,6 +97,31 @@ void bind_norms(Class& c) {
       nb::kw_only(), "dy"_a, "dx"_a, "table"_a, "heads"_a, "head_dim"_a, "dim"_a, "table_rows"_a);
 }
 
+void bind_attention_gradient(Class& c) {
+  c.def(
+      "attention_gradient",
+      [](rb::Program& p, Rows q, Address cache, Rows out, Rows dout, Rows dq, Rows dk, Rows dv, int64_t block_stride,
+         int32_t kv_type, int32_t heads, int32_t kv_heads, int32_t head_dim, int32_t window, int32_t max_positions,
+         int32_t blocks, float scale, float softcap) {
+        auto l = launch(RB_OP_ATTENTION_GRADIENT);
+        l.args.attention_gradient = {data(q),     at<const uint8_t>(cache),
+                                     data(out),   data(dout),
+                                     data(dq),    data(dk),
+                                     data(dv),    block_stride,
+                                     kv_type,     stride(q),
+                                     stride(out), stride(dout),
+                                     stride(dq),  stride(dk),
+                                     stride(dv),  heads,
+                                     kv_heads,    head_dim,
+                                     window,      max_positions,
+                                     blocks,      scale,
+                                     softcap};
+        p.add(l);
+      },
+      nb::kw_only(), "q"_a, "cache"_a, "out"_a, "dout"_a, "dq"_a, "dk"_a, "dv"_a, "block_stride"_a, "kv_type"_a,
+      "heads"_a, "kv_heads"_a, "head_dim"_a, "window"_a, "max_positions"_a, "blocks"_a, "scale"_a, "softcap"_a);
+}
+
 void bind_elementwise(Class& c) {
   c.def(
       "gated_gradient",
@@ -179,6 +204,7 @@ void bind_training(Class& c) {
   bind_matmul_gradients(c);
   bind_sums(c);
   bind_norms(c);
+  bind_attention_gradient(c);
   bind_elementwise(c);
   bind_loss(c);
   bind_optimizers(c);

@@ -168,12 +168,13 @@ typedef struct {
 // within -127..127; d = 0, q = 0 where all is too small, d = NaN, q = 0 where something is not finite.
 // int8 keys, and queries against them, are turned first by a Hadamard matrix H over each n elements, n the largest power of two that
 // divides head_dim: butterflies (a + b, a - b) with distance n/2, n/4, .. 1; the query's result times 1/n, so that scores stay.
-typedef enum { RB_KV_F16 = 0, RB_KV_INT8 = 1, RB_KV_TYPES = 2 } rb_kv_type;
+// F32 is for training in full precision.
+typedef enum { RB_KV_F16 = 0, RB_KV_INT8 = 1, RB_KV_F32 = 2, RB_KV_TYPES = 3 } rb_kv_type;
 #define RB_KV_GROUP 32
 // Bytes of a layer's part of a block; 0 for an impossible type or size.
 uint64_t rb_kv_bytes(int32_t type, int64_t kv_heads, int64_t head_dim);
 
-// Writes k, v rows into the cache (f16: round to nearest even).
+// Writes k, v rows into the cache (f16: round to nearest even; f32: as they are).
 typedef struct {
   const float* k;
   const float* v;

@@ -169,11 +169,11 @@ typedef struct {
 } rb_attention_gradient;
 
 // What they add to rb_op and rb_args.
-#define RB_TRAINING_OPS                                                                                                \
-  RB_OP_MATMUL_INPUT_GRADIENT, RB_OP_MATMUL_WEIGHT_GRADIENT, RB_OP_SUM_ROWS, RB_OP_ADD_INTO, RB_OP_ZERO,               \
-      RB_OP_EMBED_GRADIENT, RB_OP_RMS_NORM_GRADIENT, RB_OP_ROPE_GRADIENT, RB_OP_GATED_GRADIENT, RB_OP_SELECT_GRADIENT, \
-      RB_OP_SOFTCAP_GRADIENT, RB_OP_CROSS_ENTROPY, RB_OP_CROSS_ENTROPY_GRADIENT, RB_OP_SQUARE_SUMS, RB_OP_ADAMW,       \
-      RB_OP_SGD
+#define RB_TRAINING_OPS                                                                                  \
+  RB_OP_MATMUL_INPUT_GRADIENT, RB_OP_MATMUL_WEIGHT_GRADIENT, RB_OP_SUM_ROWS, RB_OP_ADD_INTO, RB_OP_ZERO, \
+      RB_OP_EMBED_GRADIENT, RB_OP_RMS_NORM_GRADIENT, RB_OP_ROPE_GRADIENT, RB_OP_ATTENTION_GRADIENT,      \
+      RB_OP_GATED_GRADIENT, RB_OP_SELECT_GRADIENT, RB_OP_SOFTCAP_GRADIENT, RB_OP_CROSS_ENTROPY,          \
+      RB_OP_CROSS_ENTROPY_GRADIENT, RB_OP_SQUARE_SUMS, RB_OP_ADAMW, RB_OP_SGD
 #define RB_TRAINING_ARGS                            \
   rb_matmul_input_gradient matmul_input_gradient;   \
   rb_matmul_weight_gradient matmul_weight_gradient; \
@@ -183,6 +183,7 @@ typedef struct {
   rb_embed_gradient embed_gradient;                 \
   rb_rms_norm_gradient rms_norm_gradient;           \
   rb_rope_gradient rope_gradient;                   \
+  rb_attention_gradient attention_gradient;         \
   rb_gated_gradient gated_gradient;                 \
   rb_select_gradient select_gradient;               \
   rb_softcap_gradient softcap_gradient;             \

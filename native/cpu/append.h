@@ -1,4 +1,4 @@
-// append.h: the step's keys and values into the paged cache, as f16 (round to nearest even) or int8 with f16 scales.
+// append.h: the step's keys and values into the paged cache, as f16 (round to nearest even), f32, or int8 with f16 scales.
 //
 // Rows are different positions, so tasks never write the same element. What is stored is a function of the head's vector alone.
 #pragma once
@@ -20,6 +20,11 @@ RB_INLINE void put_half_key(const Slot& s, const float* x, int head_dim) {
     store_half(half, load(x + d, n));
     for (int i = 0; i < n; ++i) to[(d + i) * kBlock] = half[i];
   }
+}
+
+RB_INLINE void put_float_key(const Slot& s, const float* x, int head_dim) {
+  float* to = reinterpret_cast<float*>(s.head) + s.slot;
+  for (int d = 0; d < head_dim; ++d) to[d * kBlock] = x[d];
 }
 
 RB_INLINE void put_half_value(const Slot& s, const float* x, int head_dim) {
@@ -71,6 +76,12 @@ RB_INLINE void append_head(int32_t type, uint8_t* layer, int64_t kv_heads, int64
   if (type == RB_KV_F16) {
     put_half_key(key, k, head_dim);
     put_half_value(value, v, head_dim);
+    return;
+  }
+  if (type == RB_KV_F32) {
+    put_float_key(key, k, head_dim);
+    memcpy(value.head + static_cast<size_t>(slot * head_dim) * sizeof(float), v,
+           static_cast<size_t>(head_dim) * sizeof(float));
     return;
   }
   memcpy(own, k, static_cast<size_t>(head_dim) * sizeof(float));

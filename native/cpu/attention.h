@@ -18,9 +18,7 @@ struct Chunks {
   int32_t first, last;
 };
 
-RB_INLINE Query range_of(const rb_attention& a, int32_t position) {
-  return {a.window > 0 && position >= a.window ? position - a.window + 1 : 0, position};
-}
+RB_INLINE Query range_of(const rb_attention& a, int32_t position) { return seen_from(position, a.window); }
 
 RB_INLINE bool follows(const rb_step* step, int64_t row) {
   return step->sequences[row] == step->sequences[row - 1] && step->positions[row] == step->positions[row - 1] + 1;
@@ -82,6 +80,8 @@ static Batch batch_of(const rb_attention& a, const rb_step* step, int64_t row, i
 RB_INLINE void attend_any(const Batch& b, const Room& r, const Span& span) {
   if (b.a->kv_type == RB_KV_F16)
     attend<HalfKV>(b, r, span);
+  else if (b.a->kv_type == RB_KV_F32)
+    attend<FloatKV>(b, r, span);
   else
     attend<ByteKV>(b, r, span);
 }

@@ -5,6 +5,7 @@
 // weighted sum o of values. Chunks are merged in ascending order. Positions a query does not see are never multiplied in, so
 // garbage there cannot matter, and a chunk of which it sees nothing is passed over.
 #pragma once
+#include "cpu/attention_range.h"
 #include "cpu/elementwise.h"
 #include "cpu/kv.h"
 
@@ -19,10 +20,6 @@ constexpr int kQueries = 3;
 #else
 constexpr int kQueries = kLanes == 16 ? 12 : kLanes == 1 ? 4 : 6;
 #endif
-
-struct Query {
-  int32_t first, last;  // the positions it sees
-};
 
 struct Batch {
   const rb_attention* a;
@@ -54,9 +51,6 @@ struct Room {
 struct Span {
   int32_t begin, first_block, last_block;
 };
-
-RB_INLINE int32_t least(int32_t a, int32_t b) { return a < b ? a : b; }
-RB_INLINE int32_t most(int32_t a, int32_t b) { return a > b ? a : b; }
 
 static Span span_of(const Batch& b, int32_t chunk) {
   int32_t first = INT32_MAX, last = 0;
@@ -122,15 +116,6 @@ RB_INLINE void block_scores(const float* q, const uint8_t* const* keys, const ui
       RB_UNROLL for (int i = 0; i < N; ++i) s[i][b] = fma(dot[i][b], scale, s[i][b]);
     }
   }
-}
-
-// Lanes that stand for positions first..last of a block that begins at `base`; the others become -infinity.
-RB_INLINE F visible(F s, int32_t base, const Query& q) {
-  static constexpr float lanes[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-  if (base >= q.first && base + 15 <= q.last) return s;
-  const F lane = load(lanes), never = set1(-__builtin_inff());
-  const F from_first = select(lt(lane, set1(static_cast<float>(q.first - base))), never, s);
-  return select(lt(set1(static_cast<float>(q.last - base)), lane), never, from_first);
 }
 
 template <class KV, int N, int B>

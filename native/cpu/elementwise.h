@@ -23,8 +23,6 @@ static int64_t softcap_tasks(const rb_args* a, const rb_step* step) {
   return row_tasks(domain_rows(step, a->softcap.domain), a->softcap.n);
 }
 
-RB_INLINE F softcap(F x, float cap) { return mul(set1(cap), tanh(div(x, set1(cap)))); }
-
 static void softcap_run(const rb_args* args, const rb_step* step, int64_t begin, int64_t end, void*) {
   const rb_softcap& a = args->softcap;
   const RowRange rows = rows_of(domain_rows(step, a.domain), a.n, begin, end);

@@ -1,10 +1,11 @@
 // kv.h: where a position's keys and values lie in the paged cache, and what a stored element stands for.
 //
-// Two forms with one interface: keys of a block are [head_dim][16 positions], values [16 positions][head_dim], so that a load is
+// Three forms with one interface: keys of a block are [head_dim][16 positions], values [16 positions][head_dim], so that a load is
 // sixteen neighbours in both. An int8 head has its f16 scales behind it: [ceil(head_dim / 32)][16 positions].
 #pragma once
 #include <assert.h>
 
+#include "cpu/layout.h"
 #include "cpu/rows.h"
 
 namespace rb::RB_NS {
@@ -20,6 +21,14 @@ struct HalfKV {
   }
 };
 
+struct FloatKV {
+  static constexpr bool kScaled = false;
+  static constexpr int kBytes = 4;
+  static inline __attribute__((always_inline)) F load16(const uint8_t* x) {
+    return load(reinterpret_cast<const float*>(x));
+  }
+};
+
 struct ByteKV {
   static constexpr bool kScaled = true;
   static constexpr int kBytes = 1;
@@ -27,10 +36,6 @@ struct ByteKV {
     return load_s8(reinterpret_cast<const int8_t*>(x));
   }
 };
-
-RB_INLINE int64_t kv_head_bytes(int32_t type, int64_t head_dim) {
-  return type == RB_KV_F16 ? head_dim * kBlock * 2 : head_dim * kBlock + (head_dim + kGroup - 1) / kGroup * kBlock * 2;
-}
 
 // f16 scales of group g of a head: one for each of the block's positions.
 RB_INLINE F kv_scales(const uint8_t* head, int head_dim, int g) {
@@ -42,7 +47,7 @@ RB_INLINE F kv_scales(const uint8_t* head, int head_dim, int g) {
 // power of two n that divides head_dim, halves first.
 RB_INLINE int hadamard_size(int head_dim) { return head_dim & -head_dim; }
 
-static void hadamard(float* x, int head_dim) {
+static inline void hadamard(float* x, int head_dim) {
   for (int half = hadamard_size(head_dim) / 2; half > 0; half /= 2) {
     for (int i = 0; i < head_dim; i += 2 * half) {
       for (int j = i; j < i + half; ++j) {
@@ -55,7 +60,7 @@ static void hadamard(float* x, int head_dim) {
 }
 
 // Sixteen of them side by side, x[head_dim][16], divided by n.
-static void hadamard_lanes(float* x, int head_dim) {
+static inline void hadamard_lanes(float* x, int head_dim) {
   const int n = hadamard_size(head_dim);
   for (int half = n / 2; half > 0; half /= 2) {
     for (int i = 0; i < head_dim; i += 2 * half) {

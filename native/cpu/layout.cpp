@@ -34,9 +34,7 @@ extern "C" uint64_t rb_stored_bytes(int32_t type, int64_t n, int64_t k) {
 extern "C" uint64_t rb_kv_bytes(int32_t type, int64_t kv_heads, int64_t head_dim) {
   constexpr int64_t most = 1 << 20;
   if (type < 0 || type >= RB_KV_TYPES || kv_heads < 1 || head_dim < 1 || kv_heads > most || head_dim > most) return 0;
-  const int64_t head =
-      type == RB_KV_F16 ? 32 * head_dim : 16 * head_dim + (head_dim + RB_KV_GROUP - 1) / RB_KV_GROUP * 32;
-  return static_cast<uint64_t>(2 * kv_heads * head);
+  return static_cast<uint64_t>(2 * kv_heads * rb::kv_head_bytes(type, head_dim));
 }
 
 // w positions touch at most ceil((w - 1) / chunk) + 1 chunks.

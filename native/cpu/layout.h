@@ -23,6 +23,12 @@ constexpr bool is_float(int32_t type) { return type <= RB_BF16; }
 inline int64_t tile_count(int64_t n) { return (n + 15) / 16; }
 inline int64_t tile_bytes(int32_t type, int64_t k) { return k / kFormats[type].block * kFormats[type].packed_bytes; }
 
+// Bytes of one head's keys or values in a block of the cache (16 positions).
+inline int64_t kv_head_bytes(int32_t type, int64_t head_dim) {
+  if (type == RB_KV_F32) return 64 * head_dim;
+  return type == RB_KV_F16 ? 32 * head_dim : 16 * head_dim + (head_dim + RB_KV_GROUP - 1) / RB_KV_GROUP * 32;
+}
+
 // Row `row` of a packed matrix as f32[k]. Products of an f16 scale and a quant are exact in f32; with a minimum one fma rounds once.
 void unpack_row(const rb_matrix& w, int64_t row, float* out);
 

@@ -75,6 +75,8 @@ RB_INLINE F log(F x) {
   return select(lt(x, set1(__builtin_inff())), y, x);
 }
 
+RB_INLINE F softcap(F x, float cap) { return mul(set1(cap), tanh(div(x, set1(cap)))); }
+
 // x / (1 + e^-x).
 RB_INLINE F silu(F x) { return div(x, add(set1(1.0f), exp(sub(set1(0.0f), x)))); }
 

@@ -42,6 +42,11 @@ struct Cache {
   double value(int half, int32_t sequence, int32_t p, int32_t h, int32_t d) const {
     const uint8_t* x = head_of(half, sequence, p, h);
     if (s.type == RB_KV_F16) return half_value(x + 2 * element(half, p, d));
+    if (s.type == RB_KV_F32) {
+      float f;
+      std::memcpy(&f, x + 4 * element(half, p, d), 4);
+      return f;
+    }
     return static_cast<int8_t>(x[element(half, p, d)]) * half_value(x + scale_at(p, d));
   }
   // All of a position: ordinary numbers, or what `odd` says where it is not 0 (bits of f16: elements, or scales of int8).
@@ -51,7 +56,12 @@ struct Cache {
         uint8_t* x = head_of(half, sequence, p, h);
         for (int32_t d = 0; d < s.head_dim; ++d) {
           const uint16_t f16 =
-              odd != 0 ? odd : rb::f32_to_f16(s.type == RB_KV_F16 ? random.normal() : random.uniform(0.002f, 0.02f));
+              odd != 0 ? odd : rb::f32_to_f16(s.type != RB_KV_INT8 ? random.normal() : random.uniform(0.002f, 0.02f));
+          if (s.type == RB_KV_F32) {
+            const float f = odd != 0 ? rb::f16_to_f32(odd) : random.normal();
+            std::memcpy(x + 4 * element(half, p, d), &f, 4);
+            continue;
+          }
           if (s.type == RB_KV_INT8) x[element(half, p, d)] = static_cast<uint8_t>(random.below(255) - 127);
           std::memcpy(x + (s.type == RB_KV_F16 ? 2 * element(half, p, d) : scale_at(p, d)), &f16, 2);
         }
@@ -71,7 +81,7 @@ Cache cache(uint64_t seed, const Setting& s, const std::vector<int32_t>& lengths
   for (int32_t i = c.blocks - 1; i > 0; --i) std::swap(order[i], order[random.below(i + 1)]);
   c.part = static_cast<int64_t>(rb_kv_bytes(s.type, s.kv_heads, s.head_dim));
   c.stride = 3 * c.part, c.head = c.part / 2 / s.kv_heads;
-  c.memory.assign(c.blocks * c.stride, 0x7f);  // f16 NaN wherever nothing was written
+  c.memory.assign(c.blocks * c.stride, 0xff);  // NaN wherever nothing was written
   c.tables.assign(lengths.size() * c.table_stride, -1);
   for (size_t i = 0, next = 0; i < lengths.size(); ++i) {
     for (int32_t b = 0; b * 16 < lengths[i]; ++b) c.tables[i * c.table_stride + b] = order[next++];
@@ -195,19 +205,22 @@ void check_against_double(const Cache& c, const Ask& ask, const std::vector<floa
 const Setting kSettings[] = {
     {1, 1, 16, 0, 0.0f, RB_KV_F16},    {9, 3, 64, 0, 0.0f, RB_KV_F16},  {7, 1, 32, 5, 0.0f, RB_KV_F16},
     {4, 1, 96, 40, 0.0f, RB_KV_F16},   {8, 8, 32, 3, 2.0f, RB_KV_F16},  {14, 2, 64, 0, 20.0f, RB_KV_F16},
-    {12, 1, 256, 16, 0.0f, RB_KV_F16}, {2, 1, 48, 0, 0.0f, RB_KV_INT8}, {9, 3, 64, 0, 0.0f, RB_KV_INT8},
-    {4, 2, 32, 7, 3.0f, RB_KV_INT8},   {26, 2, 16, 0, 0.0f, RB_KV_INT8}};
+    {12, 1, 256, 16, 0.0f, RB_KV_F16}, {9, 3, 64, 0, 0.0f, RB_KV_F32},  {4, 1, 48, 7, 3.0f, RB_KV_F32},
+    {2, 1, 48, 0, 0.0f, RB_KV_INT8},   {9, 3, 64, 0, 0.0f, RB_KV_INT8}, {4, 2, 32, 7, 3.0f, RB_KV_INT8},
+    {26, 2, 16, 0, 0.0f, RB_KV_INT8}};
 
 // Windows shorter and longer than a chunk, and none.
-const Setting kLong[] = {{6, 2, 32, 0, 0.0f, RB_KV_F16},
-                         {3, 1, 64, 100, 0.0f, RB_KV_F16},
-                         {4, 1, 32, 300, 5.0f, RB_KV_F16},
-                         {6, 3, 32, 0, 0.0f, RB_KV_INT8},
-                         {2, 1, 64, 257, 0.0f, RB_KV_INT8}};
+const Setting kLong[] = {{6, 2, 32, 0, 0.0f, RB_KV_F16},   {3, 1, 64, 100, 0.0f, RB_KV_F16},
+                         {4, 1, 32, 300, 5.0f, RB_KV_F16}, {6, 2, 64, 100, 0.0f, RB_KV_F32},
+                         {6, 3, 32, 0, 0.0f, RB_KV_INT8},  {2, 1, 64, 257, 0.0f, RB_KV_INT8}};
 
 std::string name(const Setting& s, int32_t isa) {
   return std::to_string(s.heads) + "/" + std::to_string(s.kv_heads) + "x" + std::to_string(s.head_dim) + " window " +
-         std::to_string(s.window) + (s.type == RB_KV_F16 ? " f16 " : " int8 ") + rb_isa_name(isa);
+         std::to_string(s.window) +
+         (s.type == RB_KV_F16   ? " f16 "
+          : s.type == RB_KV_F32 ? " f32 "
+                                : " int8 ") +
+         rb_isa_name(isa);
 }
 
 }  // namespace

@@ -106,7 +106,7 @@ TEST(cache, rope_append_as_the_three_launches) {
   rb_step step = rows_step(rows);
   step.positions = positions.data(), step.sequences = sequences.data(), step.tables = tables.data();
   step.table_stride = 3;
-  for (const int32_t type : {RB_KV_F16, RB_KV_INT8}) {
+  for (const int32_t type : {RB_KV_F16, RB_KV_INT8, RB_KV_F32}) {
     const int64_t stride = static_cast<int64_t>(rb_kv_bytes(type, kv_heads, head_dim));
     const auto results = [&](int32_t isa, Split split, bool fused) {
       std::vector<float> q(static_cast<size_t>(rows * q_width)), k(static_cast<size_t>(rows * kv_width));
@@ -141,4 +141,35 @@ TEST(cache, rope_append_as_the_three_launches) {
     const std::vector<float> apart = results(RB_ISA_SCALAR, Split::kWhole, false);
     CHECK(same_bits(agreed("rope_append", [&](int32_t isa, Split split) { return results(isa, split, true); }), apart));
   }
+}
+
+// Full precision: what comes in stands there, a key's elements 16 apart, a value's beside each other.
+TEST(cache, append_in_f32) {
+  Random random(112);
+  const int32_t rows = 20, kv_heads = 2, head_dim = 24, width = kv_heads * head_dim, blocks = 3;
+  std::vector<float> k = random.normals(rows * width), v = random.normals(rows * width);
+  k[3] = NAN, v[5] = INFINITY, v[width] = 1e-41f;
+  std::vector<int32_t> positions, sequences(rows, 0), tables = {2, 0};
+  for (int32_t i = 0; i < rows; ++i) positions.push_back(9 + i);
+  rb_step step = rows_step(rows);
+  step.positions = positions.data(), step.sequences = sequences.data(), step.tables = tables.data();
+  step.table_stride = 2;
+  const int64_t head = 16 * head_dim, stride = 2 * kv_heads * head;
+  CHECK(rb_kv_bytes(RB_KV_F32, kv_heads, head_dim) == static_cast<uint64_t>(4 * stride));
+  const std::vector<float> out = agreed("append f32", [&](int32_t isa, Split split) {
+    Buffer cache(static_cast<size_t>(4 * blocks * stride));
+    rb_args args{};
+    args.append = {k.data(), v.data(), cache.data(), 4 * stride, RB_KV_F32, width, width, kv_heads, head_dim, blocks};
+    run_launch(isa, RB_OP_APPEND, args, step, split);
+    return as_floats(cache);
+  });
+  std::vector<float> expected(out.size());
+  std::memset(expected.data(), 0xff, expected.size() * 4);
+  for (int32_t i = 0; i < rows * width; ++i) {
+    const int32_t r = i / width, h = i % width / head_dim, d = i % head_dim, slot = positions[r] % 16;
+    float* block = expected.data() + tables[positions[r] / 16] * stride;
+    block[h * head + d * 16 + slot] = k[i];
+    block[(kv_heads + h) * head + slot * head_dim + d] = v[i];
+  }
+  CHECK(same_bits(out, expected));
 }

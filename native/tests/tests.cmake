@@ -5,6 +5,7 @@ add_executable(
   native/tests/support.cpp
   native/tests/reference.cpp
   native/tests/test_attention.cpp
+  native/tests/test_attention_gradient.cpp
   native/tests/test_cache.cpp
   native/tests/test_lora.cpp
   native/tests/test_loss.cpp

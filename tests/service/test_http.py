@@ -61,7 +61,7 @@ def test_a_fault_of_the_server_is_a_500_without_its_details(
     def broken(service: object) -> object:
         raise KeyError("secret")
 
-    monkeypatch.setattr(routes, "describe_model", broken)
+    monkeypatch.setattr(routes, "describe_all", broken)
     answer = live.http.get("/v1/models")
     assert answer.status_code == 500
     assert answer.json()["error"]["code"] == "internal_error"
@@ -221,6 +221,8 @@ def test_openapi_document_is_complete(live: Live) -> None:
         "/v1/messages/count_tokens",
         "/v1/models",
         "/v1/models/{model}",
+        "/v1/load_lora_adapter",
+        "/v1/unload_lora_adapter",
         "/v1/requests/{request_id}",
         "/tokenize",
         "/detokenize",

@@ -4,7 +4,9 @@ by them; and in Python, too, a form that would take minutes is refused in second
 
 from __future__ import annotations
 
+import contextlib
 import json
+import time
 from typing import Any
 
 import pytest
@@ -12,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rebar.errors import InputError
+from rebar.service.lark import check_lark
 from rebar.service.local import Model
 from rebar.service.patterns import doubled_quantifier
 from rebar.service.schema_places import at_pointer
@@ -112,6 +115,80 @@ def test_a_doubled_quantifier_is_refused(live: Live, name: str) -> None:
     place = name if name == "guided_regex" else f"{name}.regex"
     error = refused(live, CHAT, json.dumps({"messages": HI, name: value}), place)
     assert "character 5" in str(error["message"])
+
+
+LARK = {
+    "start: /foo**/": 1,
+    'start: "a" A\nA: /b/ | /x(c+*)/i': 2,
+    "start: /a\\/b**/": 1,
+    '%ignore /[ ]++/\nstart: "a"': 1,
+    'start: "a" %lark{\nstart: /b{2}{3}/\n}': 2,
+    "start: /a/ // it's /fine/\n  | /b**/": 2,
+    "start: </s> /b**/": 1,
+    "start: /never ends a**": 1,
+    'start: /a"b/ "c" /d**/': 1,
+}
+
+
+@pytest.mark.parametrize("text", LARK)
+def test_a_doubled_quantifier_inside_a_grammar_is_refused(live: Live, text: str) -> None:
+    """It was refused where a regular expression stood alone, and taken inside a Lark grammar."""
+    body = {"messages": HI, "guided_grammar": text}
+    error = refused(live, CHAT, json.dumps(body), "guided_grammar")
+    assert f"line {LARK[text]}: the quantifier" in str(error["message"])
+
+
+def test_schemas_inside_a_grammar_are_checked_like_others(live: Live) -> None:
+    for schema, place in (
+        ({"type": "object", "properties": {"a": {"pattern": "x**"}}}, ".properties.a.pattern"),
+        ({"$ref": "http://a.example/schema"}, ""),
+    ):
+        text = f'start: "a" %json {json.dumps(schema)}'
+        body = {"messages": HI, "guided_grammar": text}
+        refused(live, CHAT, json.dumps(body), "guided_grammar" + place)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        'start: "/x**/"',
+        'start: "a\\"/x**/"',
+        'start: "a" // comment /x**/',
+        'start: "a" # /x**/',
+        "start: /a*?/ /b{2}?/ A*\nA: /[*+]+/",
+        'start: "a//b" /c/',
+        'start: %json {"type": "string", "const": "/x**/"}',
+        "start: %json nothing",
+        "start: %json {",
+        "start: %json [1]",
+    ],
+)
+def test_what_only_looks_doubled_inside_a_grammar_is_not(text: str) -> None:
+    check_lark(text, "guided_grammar")
+
+
+@given(st.text('/"\\*+a\n#<>%json{}', max_size=40))
+def test_any_grammar_is_looked_at(text: str) -> None:
+    with contextlib.suppress(InputError):
+        check_lark(text, "p")
+
+
+@pytest.mark.parametrize("part", ["/", '"', '\\"', "\\/", "<", "%json{", "/a", "\\", '"\\"'])
+def test_a_hostile_grammar_is_looked_at_once(part: str) -> None:
+    """Strings and patterns that never end made each mark read all that follows. Twice as long takes
+    twice the time, not four times; the margin is wide for a busy machine.
+    """
+
+    def seconds(size: int) -> float:
+        times = []
+        for _ in range(3):
+            begin = time.process_time()
+            with contextlib.suppress(InputError):
+                check_lark(part * size, "p")
+            times.append(time.process_time() - begin)
+        return min(times)
+
+    assert seconds(64_000) < 30 * seconds(8_000) + 0.01
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
@@ -63,16 +63,16 @@ def finetune(
     source, held_out = _sources(file, data, eval_data, options)
     if show_batch:
         return _show(file, source)
-    run = Run.open(out, flags)
-    run.note_data(source.survey(), held_out)
-    run.note(f"model      {model}: {lora.words()}")
-    learner = _learner(file, options, lora, flags, kv)
-    facts = {"model": model, "data": str(data), **asdict(lora), **asdict(flags)}
-    usual = FULL_RATE if lora.full else LORA_RATE
-    done = run.train(learner, source, held_out, usual, facts, f"{model} on {data.name}")
-    if run.speaks:
-        done |= _write(out, file, model, learner, lora)
-        emit(done, json=json)
+    with Run.open(out, flags) as run:
+        run.note_data(source.survey(), held_out)
+        run.note(f"model      {model}: {lora.words()}")
+        learner = _learner(file, options, lora, flags, kv)
+        facts = {"model": model, "data": str(data), **asdict(lora), **asdict(flags)}
+        usual = FULL_RATE if lora.full else LORA_RATE
+        done = run.train(learner, source, held_out, usual, facts, f"{model} on {data.name}")
+        if run.speaks:
+            done |= _write(out, file, model, learner, lora)
+            emit(done, json=json)
     return run.exit_code
 
 
@@ -116,11 +116,10 @@ def _learner(
 ) -> Learner:
     from rebar.graph.learner import LearnerOptions, open_learner
 
-    learning: dict[str, Any] = {"mode": "full"}
-    if not lora.full:
-        learning = {"mode": "lora", "lora": lora.spec(), "seed": flags.seed}
     wanted = LearnerOptions(
-        **learning,
+        mode="full" if lora.full else "lora",
+        lora=lora.spec(),
+        seed=flags.seed,
         max_rows=max(options.batch_rows, options.rows),
         max_sequences=options.sequences,
         max_context=options.rows,

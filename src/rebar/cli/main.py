@@ -22,6 +22,8 @@ VERBS = {
     "serve": "Serve a model over HTTP, with the OpenAI API.",
     "chat": "Talk to a model in the terminal.",
     "generate": "Continue a text, or answer one message with --chat.",
+    "finetune": "Teach a model by examples: an adapter (LoRA), or with --full all of its weights.",
+    "train": "Train a small model from nothing on a text.",
     "tokenize": "Show the token ids of a text.",
     "convert": "Write a model as a .rebar file.",
     "inspect": "Show what is in a model file.",

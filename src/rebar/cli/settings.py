@@ -33,7 +33,12 @@ OTHERS |= {"only", "repeats", "speculation"}
 LOAD = {"url", "rate", "concurrency", "requests", "duration", "prompt_tokens", "output_tokens"}
 LOAD |= {"shared_tokens", "ignore_eos", "route", "extra", "leave", "slo", "timeout", "warm_up"}
 LOAD |= {"find_rate"}
-FLAGS = frozenset(MODEL | SAMPLING | SERVING | OTHERS | LOAD)
+TRAINING = {"data", "out", "eval_data", "eval_split", "eval_every", "on_error", "steps", "epochs"}
+TRAINING |= {"batch", "batch_tokens", "rate", "schedule", "warmup", "optimizer", "weight_decay"}
+TRAINING |= {"clip", "patience", "checkpoint_every", "keep", "resume", "recompute", "rank_timeout"}
+TRAINING |= {"lora_r", "lora_alpha", "lora_targets", "rslora", "full", "show_batch"}
+TRAINING |= {"context", "layers", "width", "heads", "kv_heads", "mlp_width", "tokenizer"}
+FLAGS = frozenset(MODEL | SAMPLING | SERVING | OTHERS | LOAD | TRAINING)
 PLACES = frozenset(["cache", "isa"])
 
 

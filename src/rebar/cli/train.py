@@ -91,25 +91,25 @@ def train(
     from rebar.insight.bigram import bigram_loss
 
     size, flags = size or SizeFlags(), flags or TrainingFlags()
-    run = Run.open(out, flags)
     tables = _vocabulary(text, tokenizer, offline=offline)
     words = Tokenizer(tables)
     config = size.config(words.vocab_size)
     options = flags.data_options(size.context, held_out=0.05)
     source, held = open_training(text, words, None, options)
     held_out = all_batches(held)
-    run.note_data(source.survey(), held_out)
     once, _ = open_training(text, words, None, replace(options, epochs=1, shuffle=False))
-    bigram = bigram_loss(_pairs(all_batches(once)), _pairs(held_out), words.vocab_size)
-    run.note(f"bigram     held-out loss {bigram:.4f}: what pairs of tokens alone give away")
-    file = fresh_model(config, tables, seed=flags.seed, name=out.resolve().name)
-    learner = _learner(file, options, flags)
-    run.note(f"model      {learner.parameters.count:,} parameters, {words.vocab_size} tokens")
-    facts = {"text": str(text), "tokenizer": tokenizer, **asdict(size), **asdict(flags)}
-    done = run.train(learner, source, held_out, RATE, facts, f"{text.name}, from nothing")
-    if run.speaks:
-        done |= {"bigram_held_out_loss": round(bigram, 4)} | write_model(out, file, learner)
-        emit(done, json=json)
+    with Run.open(out, flags) as run:
+        run.note_data(source.survey(), held_out)
+        bigram = bigram_loss(_pairs(all_batches(once)), _pairs(held_out), words.vocab_size)
+        run.note(f"bigram     held-out loss {bigram:.4f}: what pairs of tokens alone give away")
+        file = fresh_model(config, tables, seed=flags.seed, name=out.resolve().name)
+        learner = _learner(file, options, flags)
+        run.note(f"model      {learner.parameters.count:,} parameters, {words.vocab_size} tokens")
+        facts = {"text": str(text), "tokenizer": tokenizer, **asdict(size), **asdict(flags)}
+        done = run.train(learner, source, held_out, RATE, facts, f"{text.name}, from nothing")
+        if run.speaks:
+            done |= {"bigram_held_out_loss": round(bigram, 4)} | write_model(out, file, learner)
+            emit(done, json=json)
     return run.exit_code
 
 
@@ -143,7 +143,6 @@ def _learner(file: ModelFile, options: DataOptions, flags: TrainingFlags) -> Lea
     from rebar.graph.learner import LearnerOptions, open_learner
 
     wanted = LearnerOptions(
-        mode="full",
         max_rows=max(options.batch_rows, options.rows),
         max_sequences=options.sequences,
         max_context=options.rows,

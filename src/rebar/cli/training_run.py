@@ -57,13 +57,22 @@ class Run:
         """InputError for a folder that holds a run already, unless it is to be gone on with."""
         from rebar.graph.checkpoint import CheckpointStore
 
-        if (folder / LOG).exists() and not flags.resume:
-            raise InputError(
-                f"{folder} holds a run already. Give --resume to go on with it, or another --out.",
-                param="out",
+        ranks, trouble = joined(flags.rank_timeout), ""
+        if ranks.rank == 0 and (folder / LOG).exists() and not flags.resume:
+            trouble = (
+                f"{folder} holds a run already. Give --resume to go on with it, or another --out."
             )
-        store = CheckpointStore(folder / CHECKPOINTS, flags.keep, note)
-        return cls(folder, flags, joined(flags.rank_timeout), store)
+        # All ranks hear of it before any of them writes there.
+        if told := ranks.gather_text(trouble)[0]:
+            ranks.close()
+            raise InputError(told, param="out")
+        return cls(folder, flags, ranks, CheckpointStore(folder / CHECKPOINTS, flags.keep, note))
+
+    def __enter__(self) -> Run:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.ranks.close()  # also after an error: threads of an open group would abort the process
 
     @property
     def speaks(self) -> bool:
@@ -96,6 +105,8 @@ class Run:
         title: str,
     ) -> dict[str, Any]:
         """Trains to the end, or until somebody stops it; the facts of the run."""
+        pools = learner.device.stats().pools
+        self.note(f"memory     {', '.join(f'{p.name} {format_size(p.budget)}' for p in pools)}")
         trainer = self._trainer(learner, source, held_out, usual_rate, facts)
         log = RunLog(self.folder) if self.speaks else None
         begun, first = time.perf_counter(), trainer.progress.step
@@ -116,7 +127,10 @@ class Run:
                 log.close()
         if self.speaks and last is not None:
             done["plot"] = str(draw(self.folder, title))
-        self._ended(trainer)
+        if trainer.stopped:
+            self.exit_code = STOPPED
+            step = trainer.progress.step
+            self.note(f"stopped    at step {step}, saved. Go on with:\n  {again(sys.argv)}")
         return done
 
     def _trainer(
@@ -161,14 +175,6 @@ class Run:
             )
         trainer.resume(saved)
         self.note(f"resume     step {trainer.progress.step}, from {saved.path.name}")
-
-    def _ended(self, trainer: Trainer[Any]) -> None:
-        """Says how to go on after a stop, and leaves the group."""
-        if trainer.stopped:
-            self.exit_code = STOPPED
-            step = trainer.progress.step
-            self.note(f"stopped    at step {step}, saved. Go on with:\n  {again(sys.argv)}")
-        self.ranks.close()
 
 
 def all_batches(source: TrainingBatches | None) -> list[Batch]:

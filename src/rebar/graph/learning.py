@@ -66,6 +66,7 @@ class Learner(RecordedLearner):
         if not index.size:
             return Loss(0.0, 0)
         program, step, room = self.program, self.step, self._scheduler.limits.logit_rows
+        step.logit_rows = 0  # those of the batch before may lie beyond this one's rows
         program.forward(step, observers)
         total = 0.0
         for begin in range(0, index.size, room):

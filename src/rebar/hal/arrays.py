@@ -196,6 +196,10 @@ class KVFormat(IntEnum):
 
     F16 = 0
     INT8 = 1
+    F32 = 2
+
+
+_KV_ELEMENTS = {KVFormat.F16: np.float16, KVFormat.INT8: np.int8, KVFormat.F32: np.float32}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -235,12 +239,12 @@ class KVStorage:
 
     @property
     def keys(self) -> NDArray[np.generic]:
-        """f16 or int8 (blocks, kv_heads, head_dim, 16), over the same memory."""
+        """f16, f32 or int8 (blocks, kv_heads, head_dim, 16), over the same memory."""
         return self._elements(0, (self.head_dim, BLOCK_POSITIONS))
 
     @property
     def values(self) -> NDArray[np.generic]:
-        """f16 or int8 (blocks, kv_heads, 16, head_dim), over the same memory."""
+        """f16, f32 or int8 (blocks, kv_heads, 16, head_dim), over the same memory."""
         return self._elements(1, (BLOCK_POSITIONS, self.head_dim))
 
     def scales(self, half: int) -> NDArray[np.float16]:
@@ -253,7 +257,7 @@ class KVStorage:
         return self.data.reshape(self.blocks, 2, self.kv_heads, -1)[:, half]
 
     def _elements(self, half: int, shape: tuple[int, int]) -> NDArray[np.generic]:
-        kind = np.dtype(np.float16 if self.format is KVFormat.F16 else np.int8)
+        kind = np.dtype(_KV_ELEMENTS[self.format])
         nbytes = BLOCK_POSITIONS * self.head_dim * kind.itemsize
         elements = self._half(half)[:, :, :nbytes].view(kind)
         return elements.reshape(self.blocks, self.kv_heads, *shape)

@@ -96,6 +96,29 @@ def _(op: lb.RopeGradient, program: _native.Program) -> None:
 
 
 @record.register
+def _(op: lb.AttentionGradient, program: _native.Program) -> None:
+    program.attention_gradient(
+        q=_rows(op.q),
+        cache=op.storage.address,
+        out=_rows(op.out),
+        dout=_rows(op.dout),
+        dq=_rows(op.dq),
+        dk=_rows(op.dk),
+        dv=_rows(op.dv),
+        block_stride=op.storage.stride,
+        kv_type=int(op.storage.format),
+        heads=op.heads,
+        kv_heads=op.storage.kv_heads,
+        head_dim=op.storage.head_dim,
+        window=op.window,
+        max_positions=op.max_positions,
+        blocks=op.storage.blocks,
+        scale=op.scale,
+        softcap=op.softcap,
+    )
+
+
+@record.register
 def _(op: lb.GatedGradient, program: _native.Program) -> None:
     program.gated_gradient(
         x=_rows(op.x),

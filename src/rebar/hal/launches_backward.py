@@ -15,7 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from rebar.errors import ShapeError
-from rebar.hal.arrays import Indices, KVStorage, Matrix, Rows, Vector, WeightFormat
+from rebar.hal.arrays import Indices, KVFormat, KVStorage, Matrix, Rows, Vector, WeightFormat
 from rebar.hal.launch_rules import Activation, Domain, same
 
 
@@ -178,6 +178,12 @@ class AttentionGradient:
         same("attention_gradient", "dq", self.dq.width, width)
         kv = self.storage.kv_heads * self.storage.head_dim
         same("attention_gradient", "kv width", self.dk.width, self.dv.width, kv)
+        same("attention_gradient", "head_dim modulo 16", self.storage.head_dim % 16, 0)
+        if self.storage.format is KVFormat.INT8:
+            raise ShapeError(
+                "attention_gradient: int8 keys and values are not those that were computed. Train "
+                "with an f16 or f32 cache."
+            )
 
 
 @dataclass(frozen=True, slots=True)

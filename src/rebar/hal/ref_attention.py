@@ -56,7 +56,7 @@ def quantize(x: F32) -> tuple[NDArray[np.int8], NDArray[np.float16]]:
 def write(storage: KVStorage, block: int, slot: int, k: F32, v: F32) -> None:
     """Stores one position's k and v (kv_heads, head_dim)."""
     keys, values = storage.keys, storage.values
-    if storage.format is KVFormat.F16:
+    if storage.format is not KVFormat.INT8:
         with np.errstate(over="ignore"):  # beyond f16's range is infinite, as in the kernel
             keys[block, :, :, slot] = k
             values[block, :, slot, :] = v
@@ -72,7 +72,7 @@ def read(storage: KVStorage, where: Where) -> tuple[F64, F64]:
     keys, values = storage.keys, storage.values
     k = np.stack([keys[b, :, :, s] for b, s in where]).astype(np.float64)
     v = np.stack([values[b, :, s, :] for b, s in where]).astype(np.float64)
-    if storage.format is KVFormat.F16:
+    if storage.format is not KVFormat.INT8:
         return k, v
     turned = k * _scales(storage, 0, where)
     size = storage.head_dim & -storage.head_dim

@@ -18,6 +18,7 @@ import msgspec
 
 from rebar.errors import InputError
 from rebar.service.body import check_depth
+from rebar.service.lark import check_lark
 from rebar.service.patterns import check_pattern
 from rebar.service.schema_places import Schema, check_schema
 from rebar.service.wire import SamplingBody
@@ -205,6 +206,7 @@ def _grammar(value: object, name: str) -> Form:
             value = gbnf_to_lark(value[:MAX_GRAMMAR_BYTES])
         except Exception as error:
             raise InputError(f"`{name}`: {error}.", param=name, code="invalid_grammar") from None
+    check_lark(value, name)
     whole = msgspec.json.encode({"grammars": [{"lark_grammar": value}]}).decode()
     return Form(whole, name)
 

@@ -172,6 +172,15 @@ def test_broken_lines_by_rule(tmp_path: Path) -> None:
         list(windows(batches(data)))
 
 
+def test_a_fault_is_met_again_and_does_not_end_the_epoch(tmp_path: Path) -> None:
+    """A generator that has raised is at its end: the next call took that for the epoch's."""
+    source = batches(write(tmp_path / "d.jsonl", [*chats(20), "{broken"]), samples=3, workers=2)
+    for _ in range(3):
+        with pytest.raises(DataError, match="line 21"):
+            list(windows(source))
+    assert source.position["epoch"] == 0
+
+
 def test_windows_are_counted_before(data: MMapDataset) -> None:
     source = batches(data, samples=5)
     assert source.windows is None

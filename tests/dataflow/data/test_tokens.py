@@ -180,6 +180,33 @@ def test_a_fault_has_the_line_of_the_file_whatever_is_held_out(tmp_path: Path) -
     assert "d.jsonl, line 31: no JSON" in faults[0]
 
 
+def test_a_folder_is_all_of_its_files(tmp_path: Path) -> None:
+    """The same windows as from one file with everything in it, but for what names the files."""
+    records = [{"text": f"number {n}"} for n in range(23)]
+    folder = tmp_path / "all"
+    folder.mkdir()
+    for name, part in (("b", records[9:9]), ("a", records[:9]), ("c", records[9:])):
+        write(folder / f"{name}.jsonl", part)
+    (folder / "notes.txt").write_text("not one of them")
+    whole = tmp_path / "whole.jsonl"
+    write(whole, records)
+    options = DataOptions(samples=3, seed=2, epochs=2)
+    apart, together = (open_training(p, bpe(), None, options)[0] for p in (folder, whole))
+    for _ in range(16):
+        one, other = apart.next_window(), together.next_window()
+        assert one is not None
+        assert other is not None
+        assert one.samples == other.samples
+        for a, b in zip(one.batches, other.batches, strict=True):
+            assert [i.tolist() for i, _ in a.sequences] == [i.tolist() for i, _ in b.sequences]
+    assert apart.next_window() is together.next_window() is None
+    assert apart.pipeline.dataset.where(9) == f"{folder / 'c.jsonl'}, line 1"
+    assert apart.pipeline.dataset.where(8) == f"{folder / 'a.jsonl'}, line 9"
+    (tmp_path / "none").mkdir()
+    with pytest.raises(DataError, match="another folder"):
+        open_training(tmp_path / "none", bpe(), None, options)
+
+
 def test_shift_says_what_it_takes(tmp_path: Path) -> None:
     from tests.dataflow.data.test_footprints import measured
 

@@ -128,7 +128,11 @@ class TrainingBatches:
         begin = self._at
         if begin.epoch >= self._epochs:
             return None
-        items = self._take()
+        try:
+            items = self._take()
+        except BaseException:
+            self.close()  # what was read ahead has ended; asked again, the same window is tried
+            raise
         end = self._at.place if self._at.epoch == begin.epoch else len(self.pipeline.dataset)
         met = {item.place for item in items if item.place < end}
         batches = self._batch.process_batch(self._pack.process_batch(items))

@@ -1,16 +1,16 @@
 """From a file to windows: what a trainer opens.
 
-.jsonl: records (tokenize.py). A token shard: its ids. Anything else is plain text in UTF-8, one
-document, which is encoded once into a shard in the cache.
+.jsonl: records (tokenize.py); a folder: those of all such files in it, by name. A token shard: its
+ids. Anything else is plain text in UTF-8, one document, which is encoded once into a shard in the
+cache.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +23,7 @@ from rebar.dataflow.data.index import line_number
 from rebar.dataflow.data.mask import Long, Mask
 from rebar.dataflow.data.order import samples_at
 from rebar.dataflow.data.pack import Pack
+from rebar.dataflow.data.parts import Concat, Subset
 from rebar.dataflow.data.pipeline import DataPipeline
 from rebar.dataflow.data.stage import AnyStage
 from rebar.dataflow.data.tokenize import Tokenize
@@ -63,25 +64,6 @@ class DataOptions:
     cache: Path | None = None
 
 
-class Subset:
-    """Some samples of a data set, under numbers of their own."""
-
-    def __init__(self, dataset: Dataset, samples: NDArray[np.int64]) -> None:
-        self._dataset, self._samples = dataset, samples
-        self.digest = hashlib.sha256(dataset.digest.encode() + samples.tobytes()).hexdigest()
-
-    def __len__(self) -> int:
-        return len(self._samples)
-
-    def raws(self, samples: NDArray[np.int64]) -> Sequence[Any]:
-        """As the whole data set has them."""
-        return self._dataset.raws(self._samples[samples])
-
-    def where(self, sample: int) -> str:
-        """As the whole data set says."""
-        return self._dataset.where(int(self._samples[sample]))
-
-
 def open_training(
     path: Path, tokenizer: Tokenizer, template: ChatTemplate | None, options: DataOptions
 ) -> tuple[TrainingBatches, TrainingBatches | None]:
@@ -89,8 +71,10 @@ def open_training(
     order. Raises DataError.
     """
     data: Dataset
-    if records := path.suffix.lower() in RECORDS:
-        data = MMapDataset(path, cache=options.cache)
+    if records := path.suffix.lower() in RECORDS or path.is_dir():
+        files = _files(path)
+        sets = [MMapDataset(file, cache=options.cache) for file in files]
+        data = sets[0] if len(sets) == 1 else Concat(sets)
     else:
         shard = _shard(path, tokenizer, options.cache)
         data = TokenDataset(shard, options.rows, fingerprint=tokenizer.fingerprint)
@@ -122,6 +106,16 @@ def record_stages(
         Tokenize(tokenizer, template, data.where, options.on_error),
         Mask(options.rows, data.where, options.long),
     ]
+
+
+def _files(path: Path) -> list[Path]:
+    """A file, or those of a folder."""
+    if not path.is_dir():
+        return [path]
+    found = sorted(file for file in path.iterdir() if file.suffix.lower() in RECORDS)
+    if not found:
+        raise DataError(f"{path} holds no {', '.join(sorted(RECORDS))} file. Name another folder.")
+    return found
 
 
 def _batches(data: Dataset, stages: list[AnyStage], options: DataOptions) -> TrainingBatches:

@@ -1,0 +1,156 @@
+"""rebar finetune and rebar train on tiny models: what they write, what they say, how they stop."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rebar.cli.main import main
+from rebar.cli.run_log import LOG, PLOT, read_curves
+from rebar.graph.lora import read_adapter
+from rebar.graph.weights import open_model
+from tests.tiny import tiny_gguf
+
+Capture = pytest.CaptureFixture[str]
+BOOK = Path(__file__).parents[1] / "data" / "northanger_abbey.txt"
+ALONE = ["--threads", "1", "--json"]
+FAST = ["--batch", "4", "--batch-tokens", "64", "--rate", "0.01", *ALONE]
+
+
+@pytest.fixture
+def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A tiny random model, and a cache of the test's own."""
+    monkeypatch.setenv("REBAR_CACHE", str(tmp_path / "cache"))
+    return str(tiny_gguf(tmp_path))
+
+
+def chats(folder: Path, count: int = 12, said: str = "the other") -> str:
+    """A file of conversations."""
+    lines = [
+        {"messages": [{"role": "user", "content": f"number {i}"},
+                      {"role": "assistant", "content": f"{said} {i}"}]}
+        for i in range(count)
+    ]  # fmt: skip
+    path = folder / "chat.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return str(path)
+
+
+def told(capsys: Capture, *words: str) -> tuple[dict[str, Any], str]:
+    """The JSON of a successful command, and what it said beside."""
+    assert main(words) == 0, capsys.readouterr().err
+    out, err = capsys.readouterr()
+    return json.loads(out), err
+
+
+def test_an_adapter_learns_and_is_written(model: str, tmp_path: Path, capsys: Capture) -> None:
+    out = tmp_path / "out"
+    words = ["finetune", model, "--data", chats(tmp_path), "--out", str(out), "--epochs", "8"]
+    words += ["--eval-split", "0.2", "--eval-every", "5", "--lora-r", "4", "--lora-targets", "q,v"]
+    done, err = told(capsys, *words, *FAST)
+    assert "r 4, scale = alpha / r = 16 / 4 = 4" in err
+    assert done["held_out_loss_best"] < done["held_out_loss_before"] - 0.5
+    losses, held_out = read_curves(out / LOG)
+    assert sorted(losses) == list(range(1, done["steps"] + 1))
+    assert sorted(held_out)[:2] == [0, 5]
+    assert (out / PLOT).read_text().startswith("<svg")
+    adapter = read_adapter(out, open_model(Path(model)).config)
+    assert {place.part for place in adapter.parts} == {"q", "v"}
+    assert adapter.rank == 4
+    first = json.loads((out / LOG).read_text().splitlines()[0])
+    assert first["event"] == "start"
+    assert first["lora_r"] == 4
+
+
+def test_a_second_run_needs_a_folder_of_its_own(
+    model: str, tmp_path: Path, capsys: Capture
+) -> None:
+    words = ["finetune", model, "--data", chats(tmp_path), "--out", str(tmp_path / "out")]
+    told(capsys, *words, "--steps", "1", *FAST)
+    assert main([*words, "--steps", "1", *FAST]) == 2
+    assert "--resume" in capsys.readouterr().err
+    assert main([*words, "--steps", "1", "--resume", "--seed", "1", *FAST]) == 2
+    assert "is of another run" in capsys.readouterr().err
+
+
+def test_data_without_an_answer_is_refused(model: str, tmp_path: Path, capsys: Capture) -> None:
+    path = tmp_path / "silent.jsonl"
+    path.write_text('{"messages": [{"role": "user", "content": "hello"}]}\n' * 3)
+    words = ["finetune", model, "--data", str(path), "--out", str(tmp_path / "out"), *FAST]
+    assert main(words) == 2
+    assert "no token of the data is supervised: all 3 samples" in capsys.readouterr().err
+
+
+def test_show_batch_marks_what_is_learned(model: str, tmp_path: Path, capsys: Capture) -> None:
+    words = ["finetune", model, "--data", chats(tmp_path), "--out", str(tmp_path / "out")]
+    assert main([*words, "--show-batch", *FAST]) == 0
+    assert "⟦the other" in capsys.readouterr().out
+    assert not (tmp_path / "out").exists()
+
+
+def test_ctrl_c_saves_and_the_rest_has_the_same_bits(
+    model: str, tmp_path: Path, capsys: Capture
+) -> None:
+    words = ["finetune", model, "--data", chats(tmp_path), "--epochs", "40", *FAST]
+    told(capsys, *words, "--out", str(tmp_path / "whole"))
+    command = [sys.executable, "-m", "rebar", *words, "--out", str(tmp_path / "cut")]
+    run = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                           env=os.environ)  # fmt: skip
+    assert run.stderr is not None
+    while not run.stderr.readline().startswith("step 1/"):
+        assert run.poll() is None, run.stderr.read()
+    run.send_signal(signal.SIGINT)
+    _, err = run.communicate(timeout=120)
+    assert run.returncode == 130, err
+    assert "Go on with:" in err
+    assert err.strip().endswith("--resume")
+    stopped = len(read_curves(tmp_path / "cut" / LOG)[0])
+    assert 1 <= stopped < 120
+    done, err = told(capsys, *words, "--out", str(tmp_path / "cut"), "--resume")
+    assert f"resume     step {stopped}" in err
+    assert done["steps"] == 120
+    for name in ("adapter_model.safetensors", "adapter_config.json"):
+        assert (tmp_path / "cut" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+    assert read_curves(tmp_path / "cut" / LOG) == read_curves(tmp_path / "whole" / LOG)
+
+
+def test_all_weights_can_learn(model: str, tmp_path: Path, capsys: Capture) -> None:
+    out = tmp_path / "full"
+    words = ["finetune", model, "--data", chats(tmp_path), "--out", str(out), "--epochs", "4"]
+    done, _ = told(capsys, *words, "--full", "--batch", "4", *ALONE, "--rate", "0.001")
+    answer, _ = told(capsys, "generate", "number", "--model", done["model"], "--json")
+    assert answer["text"]
+    losses = read_curves(out / LOG)[0]
+    assert losses[max(losses)] < losses[1] - 1
+
+
+def test_a_model_is_made_from_nothing(tmp_path: Path, capsys: Capture) -> None:
+    """A few steps on an excerpt: it has learned the frequent tokens, and is a model like any."""
+    out = tmp_path / "austen"
+    words = ["train", str(BOOK), "--out", str(out), "--tokenizer", "bpe:400", "--steps", "40"]
+    words += ["--layers", "2", "--width", "64", "--heads", "2", "--kv-heads", "1"]
+    words += ["--mlp-width", "128", "--context", "32", *ALONE, "--batch", "8"]
+    words += ["--batch-tokens", "256"]
+    done, err = told(capsys, *words)
+    assert "bigram" in err
+    assert done["held_out_loss_best"] < done["held_out_loss_before"] - 0.8
+    assert 2 < done["bigram_held_out_loss"] < done["held_out_loss_before"]
+    more = ["generate", "Catherine", "--model", done["model"], "--max-tokens", "8", "--json"]
+    assert told(capsys, *more)[0]["completion_tokens"] > 0
+    assert told(capsys, "inspect", done["model"], "--json")[0]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [["--width", "100"], ["--heads", "5"], ["--tokenizer", "bpe:9"], ["--mlp-width", "33"]],
+)
+def test_sizes_no_kernel_has_are_refused(tmp_path: Path, capsys: Capture, wrong: list[str]) -> None:
+    assert main(["train", str(BOOK), "--out", str(tmp_path / "o"), *wrong]) == 2
+    assert "--" in capsys.readouterr().err

@@ -1,0 +1,68 @@
+"""`rebar finetune` in two processes, as torchrun would start them."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rebar.cli.run_log import LOG, read_curves
+from tests.tiny import tiny_gguf
+
+pytestmark = pytest.mark.parity
+
+
+def start(folder: Path, model: Path, data: Path, *words: str, size: int = 2) -> list[Any]:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    command = [sys.executable, "-m", "rebar", "finetune", str(model), "--data", str(data)]
+    command += ["--threads", "1", "--rate", "0.01", "--out", str(folder), *words]
+    shared = os.environ | {"REBAR_CACHE": str(folder.parent / "cache"), "WORLD_SIZE": str(size)}
+    shared |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "REBAR_RANK_TIMEOUT": "30"}
+    return [
+        subprocess.Popen(
+            command, env=shared | {"RANK": str(rank)}, stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE, text=True,
+        )
+        for rank in range(size)
+    ]  # fmt: skip
+
+
+def ended(ranks: list[Any]) -> list[tuple[int, str, str]]:
+    found = []
+    for process in ranks:
+        out, err = process.communicate(timeout=120)
+        found.append((process.returncode, out, err))
+    return found
+
+
+def test_two_processes_train_one_adapter(tmp_path: Path) -> None:
+    """Seven windows for two: the last round has one. Only the first speaks and writes; the curve is
+    that of one process with windows twice as large, but for how the sum is made, and the last.
+    """
+    model, data = tiny_gguf(tmp_path), tmp_path / "chat.jsonl"
+    lines = [
+        {"messages": [{"role": "user", "content": f"number {i}"},
+                      {"role": "assistant", "content": f"the other {i}"}]}
+        for i in range(14)
+    ]  # fmt: skip
+    data.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    done = ended(start(tmp_path / "two", model, data, "--json", "--batch=2"))
+    assert [code for code, *_ in done] == [0, 0], done
+    assert json.loads(done[0][1])["steps"] == 4
+    assert done[1][1:] == ("", "")
+    (alone,) = ended(start(tmp_path / "one", model, data, "--json", "--batch=4", size=1))
+    assert alone[0] == 0, alone
+    ours, theirs = (read_curves(tmp_path / name / LOG)[0] for name in ("two", "one"))
+    np.testing.assert_allclose(list(ours.values()), list(theirs.values()), rtol=1e-4)
+    again = ended(start(tmp_path / "two", model, data))
+    assert [code for code, *_ in again] == [2, 2]
+    assert all("--resume" in err for *_, err in again)
