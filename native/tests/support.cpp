@@ -49,6 +49,7 @@ void run_launch(int32_t isa, int32_t op, const rb_args& args, const rb_step& ste
   const rb_kernel& kernel = rb_kernels(isa)[op];
   const int64_t tasks = kernel.tasks(&args, &step);
   Buffer scratch(kernel.scratch_bytes(&args, step.rows > step.logit_rows ? step.rows : step.logit_rows));
+  std::memset(scratch.data(), 0, scratch.size() < 8 ? scratch.size() : 8);  // as rebar.h promises
   if (split == Split::kWhole && tasks > 0) return kernel.run(&args, &step, 0, tasks, scratch.data());
   for (int64_t i = 0; i < tasks; ++i) {
     const int64_t task = split == Split::kBackwards ? tasks - 1 - i : i;

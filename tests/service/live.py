@@ -6,7 +6,7 @@ import contextlib
 import json
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -137,12 +137,16 @@ class Live(Served):
 
 @contextlib.contextmanager
 def running(
-    service: ModelService, limits: TimeLimits | None = None, access: Access | None = None
+    service: ModelService,
+    limits: TimeLimits | None = None,
+    access: Access | None = None,
+    others: Sequence[ModelService] = (),
 ) -> Iterator[int]:
-    """Runs a server for `service` in a thread; gives its port."""
+    """Runs a server for `service` in a thread, and for others beside it; gives its port."""
     limits = limits or TimeLimits()
-    service.request_seconds = limits.request
-    app = create_app(ServiceRouter([service]), Lifecycle(limits), access)
+    for one in (service, *others):
+        one.request_seconds = limits.request
+    app = create_app(ServiceRouter([service, *others]), Lifecycle(limits), access)
     sock = bind("127.0.0.1", 0)
     server = uvicorn.Server(ServerConfig(app, limits))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [sock]}, daemon=True)
@@ -172,11 +176,14 @@ def serving(
     limits: TimeLimits | None = None,
     access: Access | None = None,
     key: str | None = None,
+    others: Sequence[ModelService] = (),
 ) -> Iterator[Live]:
-    """Runs a server for the scripted model; PROBE before and after. key: what its client sends."""
+    """Runs a server for the scripted model; PROBE before and after. key: what its client sends.
+    others: models beside it.
+    """
     service = service or scripted_service(runner)
     with (
-        running(service, limits, access) as port,
+        running(service, limits, access, others) as port,
         contextlib.closing(Live(service, runner, port, key)) as live,
     ):
         yield live

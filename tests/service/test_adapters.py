@@ -21,6 +21,7 @@ from rebar.dataflow.adapters import AdapterStore
 from rebar.graph import Row, RunnerOptions, Sampled
 from rebar.graph.weights import open_model
 from rebar.service.adapter_book import AdapterBook
+from rebar.service.engine import InferenceEngine
 from rebar.service.http.access import Access
 from rebar.service.http.keys import ApiKeys
 from rebar.service.loading import load_model
@@ -166,13 +167,15 @@ def test_one_in_use_leaves_when_its_last_stream_ends(
         whole = choice(server.complete(**asked))
         worker = server.service.worker
         assert isinstance(worker, EngineWorker)
-        step = worker.engine.runner.step
+        engine = worker.engine
+        assert isinstance(engine, InferenceEngine)
+        step = engine.runner.step
 
         def slowly(rows: list[Row]) -> list[list[Sampled]]:
             time.sleep(0.01)
             return step(rows)
 
-        monkeypatch.setattr(worker.engine.runner, "step", slowly)
+        monkeypatch.setattr(engine.runner, "step", slowly)
         with ThreadPoolExecutor(1) as pool:
             answer = pool.submit(server.complete, **asked)
             wait_for(lambda: server.service.stats.running == 1)

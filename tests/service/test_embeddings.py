@@ -15,7 +15,7 @@ import pytest
 from numpy.typing import NDArray
 
 from rebar.graph.sequence import Row, SamplingParams, Sequence
-from rebar.service.http.embeddings import WAVE
+from rebar.service.http.waves import WAVE
 from rebar.service.local import Model
 from rebar.service.messages import RequestPacket
 from rebar.service.request_stream import RequestStream

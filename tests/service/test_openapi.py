@@ -4,11 +4,13 @@ never a 500.
 
 from __future__ import annotations
 
+import base64
 import copy
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 import schemathesis
 from hypothesis import HealthCheck, Phase, given, settings
@@ -20,9 +22,12 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
+from tests.service.classifying import classifier_service
 from tests.service.fakes import END, ScriptedRunner
 from tests.service.live import NAME, Live, scripted_service, serving
 from tests.service.test_tools import WITH_TOOLS
+from tests.tiny.classifier import tiny_classifier
+from tests.tiny.png import gray_png
 
 load_all_checks()
 CHECKS: Any = [
@@ -37,6 +42,7 @@ OPERATIONS = [
     ("POST", "/v1/messages"),
     ("POST", "/v1/messages/count_tokens"),
     ("POST", "/v1/embeddings"),
+    ("POST", "/v1/classify"),
     ("POST", "/tokenize"),
     ("POST", "/detokenize"),
     ("POST", "/v1/load_lora_adapter"),
@@ -59,10 +65,11 @@ FEW = settings(
 
 
 @pytest.fixture(scope="module")
-def described() -> Iterator[Live]:
+def described(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
     """A server whose every answer is short."""
     runner = ScriptedRunner(max_context=512, kv_blocks=256, max_rows=128)
-    with serving(runner, scripted_service(runner, template=WITH_TOOLS)) as server:
+    shapes = classifier_service(tiny_classifier(tmp_path_factory.mktemp("shapes")))
+    with serving(runner, scripted_service(runner, template=WITH_TOOLS), others=[shapes]) as server:
         runner.choose = lambda s, p: 97 if p < s.prompt + 2 else END
         yield server
 
@@ -94,6 +101,13 @@ def narrowed(document: dict[str, Any]) -> dict[str, Any]:
         for field, schema in SENSIBLE.items():
             if field in fields:
                 fields[field] = {**fields[field], **schema} if "minItems" in schema else schema
+    file = base64.b64encode(gray_png(np.eye(4, dtype=np.uint8))).decode()
+    image = {"enum": [[[0, 9.5, 255, 0]] * 4, file]}
+    schemas["ClassifyBody"]["properties"] = {
+        "images": {"type": "array", "minItems": 1, "maxItems": 3, "items": image},
+        "model": {"enum": [None, "shapes"]},
+        "top_k": {"enum": [None, 1, 3]},
+    }
     schemas["TokenizeBody"]["properties"] = {"prompt": {"type": "string"}}
     schemas["TokenizeBody"]["required"] = ["prompt"]
     for name in ("ChatMessage", "InputMessage", "InputItem"):
@@ -149,7 +163,7 @@ def test_what_is_described_is_what_happens(
     assert statuses(described, operation, GenerationMode.POSITIVE)
 
 
-@pytest.mark.parametrize(("method", "path"), OPERATIONS[:8])
+@pytest.mark.parametrize(("method", "path"), OPERATIONS[:9])
 def test_sensible_requests_are_answered(
     described: Live, document: dict[str, Any], method: str, path: str
 ) -> None:
@@ -157,7 +171,7 @@ def test_sensible_requests_are_answered(
     assert statuses(described, operation, GenerationMode.POSITIVE)[200] > 2
 
 
-@pytest.mark.parametrize(("method", "path"), OPERATIONS[:8])
+@pytest.mark.parametrize(("method", "path"), OPERATIONS[:9])
 def test_what_is_not_described_is_the_callers_fault(
     described: Live, document: dict[str, Any], method: str, path: str
 ) -> None:

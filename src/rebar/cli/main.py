@@ -26,6 +26,7 @@ VERBS = {
     "train": "Train a small model from nothing on a text.",
     "tokenize": "Show the token ids of a text.",
     "convert": "Write a model as a .rebar file.",
+    "merge": "Add an adapter into a model's weights, in a new file.",
     "inspect": "Show what is in a model file.",
     "bench": "Measure this machine, the engine on it, or a running server.",
     "doctor": "Check machine, installation and cache; each finding has its next step.",
@@ -48,7 +49,10 @@ def build_app(called: str | None = None) -> App:
         print_error=False,
     )
     for verb, line in VERBS.items():
-        app.command(f"rebar.cli.{verb}:{verb}", name=verb, help=None if verb == called else line)
+        module = verb.replace("-", "_")
+        app.command(
+            f"rebar.cli.{module}:{module}", name=verb, help=None if verb == called else line
+        )
     app.meta.default(_launcher(app))
     return app
 

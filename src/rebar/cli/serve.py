@@ -36,6 +36,9 @@ if TYPE_CHECKING:
 CURL = """curl {url}/v1/chat/completions -H 'Content-Type: application/json' \\
   -d '{{"messages": [{{"role": "user", "content": "Why is the sky blue?"}}], "stream": true}}'"""
 
+CLASSIFY_CURL = """curl {url}/v1/classify -H 'Content-Type: application/json' \\
+  -d "{{\\"images\\": [\\"$(base64 -w0 IMAGE.png)\\"]}}\""""
+
 
 def serve(
     model: Model = DEFAULT_MODEL,
@@ -67,8 +70,11 @@ def serve(
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
 
+    example = CURL
+
     def load() -> ModelService:
-        return _load(
+        nonlocal example
+        service = _load(
             model,
             served_model_name,
             flags or AnswerFlags(),
@@ -76,12 +82,15 @@ def serve(
             queue or QueueFlags(),
             offline,
         )
+        if service.model.classifier is not None:
+            example = CLASSIFY_CURL
+        return service
 
     def ready(url: str) -> None:
         seconds = time.perf_counter() - STARTED
         note(f"ready      {seconds:.2f} s after the start: {url}, described by /openapi.json")
         note(_who_may_ask(who, host))
-        note(CURL.format(url=url))
+        note(example.format(url=url))
         tell_manager("READY=1")
 
     waits = (limits or LimitFlags()).time_limits()
@@ -110,6 +119,7 @@ def _load(
     """
     from rebar.dataflow.models import open_source, public_name
     from rebar.graph import plan_memory
+    from rebar.graph.weights.classifier import is_classifier
     from rebar.graph.weights.source import resolve
     from rebar.hal import DeviceManager
     from rebar.service.engine_process import EngineProcess
@@ -124,6 +134,8 @@ def _load(
     note(f"device     {device.backend.describe()}")
     with timed("fetch"), progress() as shown:
         source = resolve(model, where.cache, hub=where.hub, progress=shown, offline=offline)
+    if is_classifier(source):
+        return _load_classifier(source, model, names, options, queue)
     with timed("convert"), progress() as shown:
         file = open_source(source, where.cache, shown)
     for line in plan_memory(file, options, device.budget, kept=True).lines():
@@ -150,10 +162,36 @@ def _book(
     book = AdapterBook()
     if options.room is not None:
         from rebar.dataflow.adapters import AdapterStore
+        from rebar.graph.lora.merge import merged_digests
 
-        book = AdapterBook(AdapterStore(cache, file.config, options.room), options.max_adapters)
+        store = AdapterStore(cache, file.config, options.room, merged_digests(file))
+        book = AdapterBook(store, options.max_adapters)
     book.taken = frozenset(names)
     for name, folder in flags.folders.items():
         book.preload(name, book.take(name, folder), str(folder))
         note(f"adapter    {name} from {folder}")
     return book
+
+
+def _load_classifier(
+    source: Path, model: str, names: tuple[str, ...], options: RunnerOptions, queue: QueueFlags
+) -> ModelService:
+    """An image classifier in an engine process."""
+    from rebar.dataflow.models import public_name
+    from rebar.graph.weights.classifier import open_classifier
+    from rebar.service.engine_process import EngineProcess
+    from rebar.service.messages import EngineSpec
+    from rebar.service.router import ModelService
+    from rebar.service.starting import served_classifier
+
+    file = open_classifier(source)
+    c = file.config
+    note(f"classifier {c.height} x {c.width} x {c.channels} pixels, {len(c.labels)} labels")
+    spec = EngineSpec(str(source), options, queue.max_running, queue.max_waiting)
+    with timed("engine"):
+        first = EngineProcess(spec)
+    name, *aliases = names or (public_name(model), model)
+    served = served_classifier(
+        file, first.ready.limits, name=name, aliases=tuple(aliases), source=model
+    )
+    return ModelService.in_process(served, first, spec)

@@ -11,25 +11,34 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rebar.errors import GradientExplosionError, TrainingError
-from rebar.graph.batch import Batch
 from rebar.graph.gradients import Gradients
 from rebar.graph.node import Node, Values
+from rebar.graph.parameters import Parameters
 from rebar.graph.tensor import Tensor
+from rebar.graph.training import GradientObserver
 from rebar.hal import Domain, LoraTable, Step
 
-if TYPE_CHECKING:
-    from rebar.graph.learning import Learner
-
 F32 = NDArray[np.float32]
+B = TypeVar("B", contravariant=True)
 QUIET_STEPS = 4
 """Steps in a row in which a parameter may have no gradient. An adapter's A has none while its B is
 zero: in the first step, and in a second when the first was made at a rate of zero."""
+
+
+class Searched(Protocol[B]):
+    """A learner whose steps can be watched (graph/learning.py, graph/image_learner.py)."""
+
+    parameters: Parameters
+    step: Step
+
+    def run(self, batch: B, scale: float, observers: Sequence[GradientObserver], /) -> object:
+        """A micro-batch, node by node."""
 
 
 class Found(Exception):
@@ -98,7 +107,7 @@ def _of_table(table: LoraTable) -> Iterator[F32]:
 
 
 def find_explosion(
-    learner: Learner, batches: Sequence[Batch], scale: float, step: int, limit: float = math.inf
+    learner: Searched[B], batches: Sequence[B], scale: float, step: int, limit: float = math.inf
 ) -> GradientExplosionError:
     """Runs a step's micro-batches again from zero gradients, node by node; the error names the
     first node that made what is no number, or a gradient with a norm above `limit`; else the one

@@ -83,7 +83,7 @@ BackendFactory = Callable[[int, str | None], Backend]
 
 
 # Read by position, or counted by a rule of their own.
-_NO_ROWS = ("table", "work")
+_NO_ROWS = ("table", "work", "key")
 # Operands over the logit rows of launches whose others cover all rows.
 _SELECTED = {Select: "y", SelectGradient: "dy"}
 

@@ -11,7 +11,7 @@ from rebar.hal import launches as la
 from rebar.hal import launches_lora
 from rebar.hal.arrays import Matrix, QuantizedRows, Rows, Vector
 from rebar.hal.backend import Limits, Program, Step, check
-from rebar.hal.cpu_backward import record
+from rebar.hal.cpu_image import record
 
 ISAS = ("scalar", "avx2", "avx512", "neon")  # rb_isa of native/rebar.h
 

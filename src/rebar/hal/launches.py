@@ -15,6 +15,7 @@ from rebar.hal.launch_rules import Activation as Activation
 from rebar.hal.launch_rules import Domain as Domain
 from rebar.hal.launch_rules import same as same
 from rebar.hal.launches_backward import BackwardLaunch
+from rebar.hal.launches_image import ImageLaunch
 from rebar.hal.launches_lora import LoraLaunch
 
 
@@ -286,4 +287,5 @@ Launch = (
     | Softcap
     | LoraLaunch
     | BackwardLaunch
+    | ImageLaunch
 )

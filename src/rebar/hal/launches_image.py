@@ -13,7 +13,7 @@ from enum import IntEnum
 
 from rebar.errors import ShapeError
 from rebar.hal.arrays import Indices, Matrix, Rows, Vector, WeightFormat
-from rebar.hal.launches import same
+from rebar.hal.launch_rules import same
 
 MAX_SIDE = 1 << 14
 """Longest side of an image or a window: products of three sizes stay far below 2^63."""

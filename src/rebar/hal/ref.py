@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rebar.hal import launches as la
-from rebar.hal import launches_lora, ref_attention, ref_backward, ref_lora
+from rebar.hal import launches_lora, ref_attention, ref_image, ref_lora
 from rebar.hal.arrays import KVStorage, QuantizedRows, Rows
 from rebar.hal.backend import Limits, Program, Step, check
 from rebar.hal.launches_backward import FlatLaunch, SelectGradient
@@ -95,7 +95,7 @@ class RefProgram:
 
     @singledispatchmethod
     def _run(self, launch: la.Launch, step: Step) -> None:
-        ref_backward.run(launch, self._memory, step)
+        ref_image.run(launch, self._memory, step)
 
     def _put(self, y: Rows, values: F64, quantized: QuantizedRows | None = None) -> None:
         """Stores; also quantized when asked."""

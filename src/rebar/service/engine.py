@@ -22,6 +22,7 @@ from rebar.service.memory_budget import held_back
 from rebar.service.messages import (
     DEADLINE,
     NORMAL,
+    AdapterNews,
     Delta,
     EngineStats,
     Failure,
@@ -145,12 +146,7 @@ class InferenceEngine:
         """Says that a choice cannot keep its deadline; nobody works on it any more."""
         self._forget(packet.ticket)
         self._stats = msgspec.structs.replace(self._stats, expired=self._stats.expired + 1)
-        text = "The deadline could not be met. Allow more time, or try when fewer requests wait."
-        return Delta(
-            ticket=packet.ticket,
-            failure=Failure(text, code=DEADLINE),
-            record=journal.record(packet.priority, now),
-        )
+        return expired(packet, journal, now)
 
     def fail_all(self, failure: Failure) -> list[Delta]:
         """Ends every open choice with `failure`; the engine stands empty and ready."""
@@ -192,6 +188,10 @@ class InferenceEngine:
     def _next_waits(self) -> float:
         waiting = self.scheduler.waiting
         return max(0.0, self.clock() - waiting[0].journal.arrived) if waiting else 0.0
+
+    def news(self) -> list[AdapterNews]:
+        """What became of adapters since it was last asked."""
+        return self.adapters.news()
 
     def close(self) -> None:
         """Frees the model."""
@@ -359,6 +359,13 @@ class InferenceEngine:
             sampled_tokens=was.sampled_tokens + sum(len(delta.ids) for delta in deltas),
             failures=was.failures + sum(delta.failure is not None for delta in deltas),
         )
+
+
+def expired(packet: RequestPacket, journal: Journal, now: float) -> Delta:
+    """What is told of a choice whose deadline could not be met."""
+    text = "The deadline could not be met. Allow more time, or try when fewer requests wait."
+    record = journal.record(packet.priority, now)
+    return Delta(ticket=packet.ticket, failure=Failure(text, code=DEADLINE), record=record)
 
 
 def class_of(priority: int) -> int:

@@ -16,7 +16,6 @@ import subprocess
 import sys
 import threading
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 import msgspec
@@ -149,28 +148,17 @@ class _Engine:
 
     def serve(self, orders: FrameReader[Orders]) -> None:
         """Loads, then obeys until the connection ends."""
-        from rebar.graph.weights import open_model
-        from rebar.service.loading import load_engine, warm_up
+        from rebar.service.starting import start_engine
         from rebar.service.worker import EngineWorker
 
         try:
-            spec = self.spec
-            file = open_model(Path(spec.path))
-            loaded = load_engine(
-                file,
-                spec.options,
-                spec.max_running,
-                spec.max_waiting,
-                speculation=spec.speculation,
-                kept=None if spec.kept is None else SharedMemory(spec.kept),
-            )
-            warm_up(loaded.engine.runner)
+            engine, limits = start_engine(self.spec)
         except RebarError as error:
             self.send(Refused(type(error).__name__, str(error)))
             return
-        worker = EngineWorker(loaded.engine, self.send)
+        worker = EngineWorker(engine, self.send)
         settle()
-        self.send(Ready(loaded.limits, loaded.engine.stats()))
+        self.send(Ready(limits, engine.stats()))
         worker.start()
         threading.Thread(target=self._beat, args=(worker,), daemon=True).start()
         while given := receive(self.sock, orders):

@@ -60,7 +60,7 @@ class Generation:
         self.packet = packet
         arrived = now if packet.arrived is None else min(packet.arrived, now)
         self.journal = Journal(arrived)
-        self.rank = (arrived + PATIENCE_SECONDS * packet.priority, packet.ticket)
+        self.rank = rank_for(arrived, packet)
         self.text = text
         self.sampled = 0
         capacity = len(packet.prompt) + packet.max_tokens
@@ -193,6 +193,11 @@ class Generation:
             delta.scores += self._held
             self._held = []
         return guessed_right and not delta.last
+
+
+def rank_for(arrived: float, packet: RequestPacket) -> tuple[float, int]:
+    """Who comes first: the lower."""
+    return arrived + PATIENCE_SECONDS * packet.priority, packet.ticket
 
 
 def score_of(answer: Sampled) -> TokenScore:

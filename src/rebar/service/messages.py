@@ -53,6 +53,8 @@ class RequestPacket(msgspec.Struct, frozen=True, array_like=True):
 
     pooling: nothing is sampled; the answer is one vector of the prompt (embedding.py).
 
+    image: of an image classifier, whose packets have no prompt: the normalized pixels, float32.
+
     adapter: digest of the adapter that all of it is computed with, "" for none.
     """
 
@@ -76,6 +78,7 @@ class RequestPacket(msgspec.Struct, frozen=True, array_like=True):
     tenant: str = ""
     pooling: Pooling | None = None
     adapter: str = ""
+    image: bytes = b""
 
 
 class ChoiceRecord(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -139,7 +142,8 @@ class Delta(msgspec.Struct, array_like=True, gc=False):
     now, always whole characters and never the beginning of a stop string. scores: of the tokens
     whose text is shown up to here, when asked for. prompt_scores: of prompt[1:], as they become
     known. record: what happened to the choice, with its first id and at its end. vector: the whole
-    answer where the packet says `pooling`, float32 of length 1. stopped_by: the stop string that
+    answer where the packet says `pooling`, float32 of length 1, or has an image: the logits of its
+    labels. stopped_by: the stop string that
     ended it, if one did.
     """
 
@@ -203,7 +207,8 @@ class EngineStats(msgspec.Struct, frozen=True, array_like=True, gc=False):
     choices by priority. oldest_wait: age of the one that waits longest. cached_tokens: positions
     that were not computed because they had been before. draft_tokens: ids that were guessed;
     accepted_tokens: those of them that were said. held_back_blocks: free ones that the machine has
-    no memory for. adopted_blocks: computed by an engine before this one. adapters: loaded.
+    no memory for. adopted_blocks: computed by an engine before this one. adapters: loaded. images:
+    classified.
     """
 
     steps: int = 0
@@ -232,6 +237,7 @@ class EngineStats(msgspec.Struct, frozen=True, array_like=True, gc=False):
     held_back_blocks: int = 0
     adopted_blocks: int = 0
     adapters: int = 0
+    images: int = 0
 
 
 class StepReport(msgspec.Struct, array_like=True, tag="report"):

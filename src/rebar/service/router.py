@@ -16,10 +16,9 @@ from typing import ParamSpec
 
 import msgspec
 
-from rebar.errors import EngineError, OverloadedError
+from rebar.errors import EngineError, InputError, OverloadedError
 from rebar.service.adapter_book import AdapterBook
 from rebar.service.admission import Admission
-from rebar.service.engine import InferenceEngine
 from rebar.service.engine_process import EngineProcess
 from rebar.service.history import RequestHistory
 from rebar.service.measures import ChoiceTimes, Measures
@@ -38,7 +37,7 @@ from rebar.service.model import ServedModel
 from rebar.service.request_stream import RequestStream
 from rebar.service.supervisor import EngineSupervisor
 from rebar.service.validator import Validator, model_not_found
-from rebar.service.worker import EngineWorker, Worker
+from rebar.service.worker import Engine, EngineWorker, Worker
 
 log = logging.getLogger("rebar.service")
 P = ParamSpec("P")
@@ -104,7 +103,7 @@ class ModelService:
 
     @classmethod
     def in_thread(
-        cls, model: ServedModel, engine: InferenceEngine, adapters: AdapterBook | None = None
+        cls, model: ServedModel, engine: Engine, adapters: AdapterBook | None = None
     ) -> ModelService:
         """Computed by a thread of this process."""
 
@@ -298,18 +297,36 @@ class ServiceRouter:
             for name in (service.model.name, *service.model.aliases)
         }
 
-    def route(self, model: str | None) -> Route:
-        """Where `model` is served, a model's name or an adapter's; the first model when none is
-        named. Raises ModelNameError.
-        """
-        service = self.services[0] if model is None else self._by_name.get(model)
+    def find(self, model: str) -> Route:
+        """Where `model` is served, a model's name or an adapter's. Raises ModelNameError."""
+        service = self._by_name.get(model)
         if service is not None:
             return Route(service, service.validator)
         for service in self.services:
-            adapter = service.adapters.get(model or "")
+            adapter = service.adapters.get(model)
             if adapter is not None:
                 return Route(service, Validator(service.model, adapter))
-        raise model_not_found(model or "")
+        raise model_not_found(model)
+
+    def route(self, model: str | None, *, images: bool = False) -> Route:
+        """As `find`; the first of its kind when no model is named. images: an image classifier is
+        asked for, else a language model. InputError for a model of the other kind.
+        """
+        named = [self.find(model)] if model is not None else self._all
+        for route in named:
+            if (route.service.model.classifier is not None) == images:
+                return route
+        asked, path = ("images", "/v1/classify") if images else ("text", "/v1/chat/completions")
+        who = "No model here takes" if model is None else f"The model {model!r} does not take"
+        raise InputError(
+            f"{who} {asked}. POST {path} is for those that do; GET /v1/models lists what there is.",
+            param="model",
+            code="wrong_model_kind",
+        )
+
+    @property
+    def _all(self) -> list[Route]:
+        return [Route(service, service.validator) for service in self.services]
 
     def start(self) -> None:
         """Starts every worker in the running loop."""

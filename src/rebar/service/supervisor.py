@@ -70,6 +70,7 @@ COUNTERS = (
     "draft_tokens",
     "accepted_tokens",
     "adopted_blocks",
+    "images",
 )
 
 

@@ -180,6 +180,22 @@ class EmbeddingBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     user: str | None = None
 
 
+PixelRows = list[list[float | list[float]]]
+"""Rows of pixels from the top, each a number or a list of channels, 0 to 255."""
+
+
+class ClassifyBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """POST /v1/classify. images: each a PNG file in base64 (or a data URL of one), or its pixels.
+    top_k: labels to tell of each image, 5 if absent.
+    """
+
+    images: list[str | PixelRows]
+    model: str | None = None
+    top_k: int | None = None
+    priority: int | None = None
+    user: str | None = None
+
+
 class TokenizeBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """POST /tokenize: `prompt` or `messages` (the shapes of vLLM's route)."""
 

@@ -14,13 +14,47 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
-from rebar.service.engine import InferenceEngine, failure_of
-from rebar.service.messages import STOPPING, Delta, Orders, StepReport
+from rebar.service.engine import failure_of
+from rebar.service.messages import (
+    STOPPING,
+    AdapterNews,
+    Delta,
+    EngineStats,
+    Failure,
+    Orders,
+    StepReport,
+)
 
 log = logging.getLogger("rebar.service.engine")
 
 HEARTBEAT_SECONDS = 1.0
 """An idle engine still reports this often, so that silence means trouble."""
+
+
+class Engine(Protocol):
+    """What a worker drives: InferenceEngine, ClassifierEngine."""
+
+    @property
+    def idle(self) -> bool:
+        """Whether a step would have nothing to do."""
+
+    def obey(self, orders: Orders, /) -> list[Delta]:
+        """Takes in new choices and lets go of cancelled ones; says which were refused."""
+
+    def step(self) -> list[Delta]:
+        """One step; what it said."""
+
+    def fail_all(self, failure: Failure, /) -> list[Delta]:
+        """Ends every open choice."""
+
+    def stats(self) -> EngineStats:
+        """Counters and gauges."""
+
+    def news(self) -> list[AdapterNews]:
+        """What became of adapters since it was last asked."""
+
+    def close(self) -> None:
+        """Frees the model."""
 
 
 class Worker(Protocol):
@@ -58,7 +92,7 @@ class EngineWorker:
     `report` is called in that thread, once per step; it must not block and must not raise.
     """
 
-    def __init__(self, engine: InferenceEngine, report: Callable[[StepReport], None]) -> None:
+    def __init__(self, engine: Engine, report: Callable[[StepReport], None]) -> None:
         self.engine = engine
         self._report = report
         self._orders = Orders()
@@ -120,8 +154,8 @@ class EngineWorker:
         while not self._stopping:
             orders = self._take(wait=engine.idle)
             deltas = self._turn(orders)
-            news = engine.adapters.news()
-            self._report(StepReport(stats=engine.stats(), deltas=deltas, adapters=news))
+            told = StepReport(stats=engine.stats(), deltas=deltas, adapters=engine.news())
+            self._report(told)
         with self._wake:
             self._ended = True
         deltas = engine.obey(self._orders) + engine.fail_all(STOPPING)

@@ -56,7 +56,7 @@ def converted(source: Path, target: Path) -> ModelFile:
 
 
 def header_of(path: Path) -> tuple[Header, int]:
-    return decode(memoryview(path.read_bytes()), LAYOUT, "x")
+    return decode(memoryview(path.read_bytes()), LAYOUT, "x", Header)
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen2", "gemma3"])
@@ -187,7 +187,7 @@ def test_a_failure_in_the_middle_keeps_the_old_file(
     converted(tiny_gguf(tmp_path), path)
     before = path.read_bytes()
     count = 0
-    write = rebar_writer._write
+    write = rebar_writer.write_span
 
     def failing(*arguments: object) -> object:
         nonlocal count
@@ -196,7 +196,7 @@ def test_a_failure_in_the_middle_keeps_the_old_file(
             raise OSError(errno.EIO, os.strerror(errno.EIO))
         return write(*arguments)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(rebar_writer, "_write", failing)
+    monkeypatch.setattr(rebar_writer, "write_span", failing)
     with pytest.raises(ModelFileError, match="cannot be written"):
         converted(tiny_gguf(tmp_path), path)
     assert path.read_bytes() == before
@@ -233,7 +233,7 @@ Edit = Callable[[Header], Header]
 def forged(path: Path, edit: Edit) -> None:
     """Changes the header and makes the rest fit it."""
     raw = path.read_bytes()
-    header, start = decode(memoryview(raw), LAYOUT, "x")
+    header, start = decode(memoryview(raw), LAYOUT, "x", Header)
     data = raw[start:]
     path.write_bytes(padded(encode(edit(header), len(data), LAYOUT)) + data)
 
@@ -347,7 +347,7 @@ def test_changed_headers_give_a_model_or_a_typed_error(tmp_path: Path, data: st.
         converted(tiny_gguf(tmp_path, layers=1, width=32, heads=2, kv_heads=1), path)
         (tmp_path / "sound").write_bytes(path.read_bytes())
     raw = (tmp_path / "sound").read_bytes()
-    _, start = decode(memoryview(raw), LAYOUT, "x")
+    _, start = decode(memoryview(raw), LAYOUT, "x", Header)
     length = int.from_bytes(raw[16:24], "little")
     body = bytearray(raw[PREFIX.size : PREFIX.size + length])
     at = data.draw(st.integers(0, length - 1))

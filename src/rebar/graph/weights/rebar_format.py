@@ -17,11 +17,13 @@ from __future__ import annotations
 
 import hashlib
 import struct
+from typing import ClassVar, TypeVar
 
 import msgspec
 
-from rebar.errors import CorruptFileError, UnsupportedModelError
+from rebar.errors import CorruptFileError, ShapeError, UnsupportedModelError
 from rebar.graph.models.config import DecoderConfig
+from rebar.graph.models.image_config import ConvNetConfig
 from rebar.graph.weights.model_file import WeightType
 
 MAGIC = b"\x89REBAR\r\n"
@@ -53,7 +55,9 @@ class TensorEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """All a reader must know before it touches the data."""
+    """All a reader must know before it touches the data of a language model."""
+
+    KIND: ClassVar[str] = "decoder"
 
     name: str
     config: DecoderConfig
@@ -61,6 +65,39 @@ class Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     vocabulary: Span
     chat_template: str | None
     provenance: dict[str, ProvenanceValue]
+
+    @property
+    def spans(self) -> list[tuple[str, Span]]:
+        """What stands in the data, by name."""
+        named = [(entry.name, entry.span) for entry in self.tensors]
+        return [("the tokenizer's tables", self.vocabulary), *named]
+
+
+class ClassifierHeader(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The same of an image classifier; its labels and what becomes of pixels are in its config."""
+
+    KIND: ClassVar[str] = "classifier"
+
+    kind: str
+    name: str
+    config: ConvNetConfig
+    tensors: tuple[TensorEntry, ...]
+    provenance: dict[str, ProvenanceValue]
+
+    @property
+    def spans(self) -> list[tuple[str, Span]]:
+        """What stands in the data, by name."""
+        return [(entry.name, entry.span) for entry in self.tensors]
+
+
+class _Kind(msgspec.Struct):
+    """Of any header; a language model's says nothing."""
+
+    kind: str = Header.KIND
+
+
+AnyHeader = Header | ClassifierHeader
+H = TypeVar("H", Header, ClassifierHeader)
 
 
 def aligned(offset: int, alignment: int) -> int:
@@ -73,7 +110,7 @@ def data_start(header_nbytes: int) -> int:
     return aligned(PREFIX.size + header_nbytes, BLOB_ALIGNMENT)
 
 
-def encode(header: Header, data_nbytes: int, layout: int) -> bytes:
+def encode(header: AnyHeader, data_nbytes: int, layout: int) -> bytes:
     """Prefix and header. The file is data_start + data_nbytes long."""
     body = msgspec.json.encode(header)
     whole = data_start(len(body)) + data_nbytes
@@ -81,10 +118,40 @@ def encode(header: Header, data_nbytes: int, layout: int) -> bytes:
     return PREFIX.pack(MAGIC, FORMAT_VERSION, layout, len(body), whole, digest) + body
 
 
-def decode(data: memoryview, layout: int, where: str) -> tuple[Header, int]:
+def decode(data: memoryview, layout: int, where: str, form: type[H]) -> tuple[H, int]:
     """(header, where the data part begins) of a whole file's bytes. Raises CorruptFileError or
-    UnsupportedModelError.
+    UnsupportedModelError, also for a model of another kind.
     """
+    body, start = _checked(data, layout, where)
+    kind = _decoded(body, _Kind, where).kind
+    if kind != form.KIND:
+        words = {"decoder": "a language model", "classifier": "an image classifier"}
+        raise UnsupportedModelError(
+            f"{where} is {words.get(kind, f'of the kind {kind!r}')}, not {words[form.KIND]}. Give "
+            "one of those (`rebar serve` takes both)."
+        )
+    return _decoded(body, form, where), start
+
+
+def kind_of(data: memoryview, layout: int, where: str) -> str:
+    """ "decoder" or "classifier". Raises as decode does."""
+    return _decoded(_checked(data, layout, where)[0], _Kind, where).kind
+
+
+F = TypeVar("F", bound=msgspec.Struct)
+
+
+def _decoded(body: memoryview, form: type[F], where: str) -> F:
+    try:
+        return msgspec.json.decode(body, type=form)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, ValueError) as error:
+        raise _corrupt(where, f"the header is unreadable ({error})") from error
+    except ShapeError as error:
+        raise _corrupt(where, str(error)) from error
+
+
+def _checked(data: memoryview, layout: int, where: str) -> tuple[memoryview, int]:
+    """The header's bytes, whose digest is right, and where the data part begins."""
     if len(data) < PREFIX.size:
         raise _corrupt(where, f"{len(data)} bytes cannot hold a beginning")
     magic, version, packing, header_nbytes, file_nbytes, digest = PREFIX.unpack_from(data)
@@ -103,10 +170,7 @@ def decode(data: memoryview, layout: int, where: str) -> tuple[Header, int]:
     body = data[PREFIX.size : PREFIX.size + header_nbytes]
     if hashlib.sha256(body).digest() != digest:
         raise _corrupt(where, "the header does not have its digest")
-    try:
-        return msgspec.json.decode(body, type=Header), data_start(header_nbytes)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, ValueError) as error:
-        raise _corrupt(where, f"the header is unreadable ({error})") from error
+    return body, data_start(header_nbytes)
 
 
 def _corrupt(where: str, what: str) -> CorruptFileError:

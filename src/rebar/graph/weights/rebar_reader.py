@@ -18,10 +18,13 @@ from rebar.graph.weights.model_file import ModelFile, Progress, StoredTensor
 from rebar.graph.weights.pack import LAYOUT_VERSION, final_nbytes, is_matrix
 from rebar.graph.weights.rebar_format import (
     TENSOR_ALIGNMENT,
+    AnyHeader,
+    ClassifierHeader,
     Header,
     Span,
     TensorEntry,
     decode,
+    kind_of,
 )
 from rebar.hal.files import MappedFile
 
@@ -37,14 +40,9 @@ def open_rebar(path: Path) -> ModelFile:
     """
     file = MappedFile(path)
     where = str(path)
-    header, start = decode(file.buffer(), LAYOUT_VERSION, where)
+    header, start = decode(file.buffer(), LAYOUT_VERSION, where, Header)
     check_config(header.config, where)
-    _check_apart(header, where)
-    tensors: dict[str, StoredTensor] = {}
-    for entry in header.tensors:
-        if entry.name in tensors:
-            raise _corrupt(where, f"tensor {entry.name!r} stands in the file twice")
-        tensors[entry.name] = _tensor(file, start, entry, where)
+    tensors = tensors_of(file, start, header, where)
     check_tensors(header.config, tensors, where)
     return ModelFile(
         path=path,
@@ -56,6 +54,19 @@ def open_rebar(path: Path) -> ModelFile:
         name=header.name,
         provenance=header.provenance,
     )
+
+
+def tensors_of(
+    file: MappedFile, start: int, header: AnyHeader, where: str
+) -> dict[str, StoredTensor]:
+    """Views of all tensors, each checked against the file."""
+    _check_apart(header, where)
+    tensors: dict[str, StoredTensor] = {}
+    for entry in header.tensors:
+        if entry.name in tensors:
+            raise _corrupt(where, f"tensor {entry.name!r} stands in the file twice")
+        tensors[entry.name] = _tensor(file, start, entry, where)
+    return tensors
 
 
 def _tensor(file: MappedFile, start: int, entry: TensorEntry, where: str) -> StoredTensor:
@@ -80,13 +91,8 @@ def _bytes(file: MappedFile, start: int, span: Span) -> NDArray[np.uint8]:
     return file.span(start + span.offset, span.nbytes)
 
 
-def _spans(header: Header) -> list[tuple[str, Span]]:
-    named = [(entry.name, entry.span) for entry in header.tensors]
-    return [("the tokenizer's tables", header.vocabulary), *named]
-
-
-def _check_apart(header: Header, where: str) -> None:
-    spans = sorted(_spans(header), key=lambda named: (named[1].offset, named[1].nbytes))
+def _check_apart(header: AnyHeader, where: str) -> None:
+    spans = sorted(header.spans, key=lambda named: (named[1].offset, named[1].nbytes))
     for (before, first), (after, second) in pairwise(spans):
         if second.offset < first.offset + first.nbytes:
             raise _corrupt(where, f"{before} and {after} overlap")
@@ -100,8 +106,7 @@ def verify_digests(path: Path, progress: Progress | None = None) -> int:
     naming the first that differs.
     """
     file = MappedFile(path)
-    header, start = decode(file.buffer(), LAYOUT_VERSION, str(path))
-    spans = _spans(header)
+    spans, start = _spans(file, str(path))
     total, done = sum(span.nbytes for _, span in spans), 0
     for name, span in spans:
         if _digest(_bytes(file, start, span)) != span.sha256:
@@ -110,6 +115,15 @@ def verify_digests(path: Path, progress: Progress | None = None) -> int:
         if progress is not None:
             progress(name, done, total)
     return done
+
+
+def _spans(file: MappedFile, where: str) -> tuple[list[tuple[str, Span]], int]:
+    """What stands in the data of a model of any kind, and where the data begins."""
+    if kind_of(file.buffer(), LAYOUT_VERSION, where) == ClassifierHeader.KIND:
+        classifier, start = decode(file.buffer(), LAYOUT_VERSION, where, ClassifierHeader)
+        return classifier.spans, start
+    header, start = decode(file.buffer(), LAYOUT_VERSION, where, Header)
+    return header.spans, start
 
 
 def _digest(data: NDArray[np.uint8]) -> str:

@@ -61,7 +61,7 @@ def write_rebar(
             sink.seek(0)
             sink.write(final)
     except OSError as error:
-        raise _unwritten(target, error, start + data_nbytes) from error
+        raise unwritten(target, error, start + data_nbytes) from error
 
 
 def _planned(
@@ -107,18 +107,20 @@ def _write_data(
 ) -> Header:
     """Writes every span; gives the header with the digests."""
     total = sum(entry.span.nbytes for entry in header.tensors)
-    tables = _write(sink, start, header.vocabulary, [np.frombuffer(vocabulary, dtype=np.uint8)])
+    tables = write_span(sink, start, header.vocabulary, [np.frombuffer(vocabulary, dtype=np.uint8)])
     done, entries = 0, []
     for entry in header.tensors:
         pieces = final_pieces(model.tensors[entry.name], threads)
-        entries.append(replace(entry, span=_write(sink, start, entry.span, pieces)))
+        entries.append(replace(entry, span=write_span(sink, start, entry.span, pieces)))
         done += entry.span.nbytes
         if progress is not None:
             progress(entry.name, done, total)
     return replace(header, tensors=tuple(entries), vocabulary=tables)
 
 
-def _write(sink: IO[bytes], start: int, span: Span, pieces: Iterable[NDArray[np.uint8]]) -> Span:
+def write_span(
+    sink: IO[bytes], start: int, span: Span, pieces: Iterable[NDArray[np.uint8]]
+) -> Span:
     """Writes the bytes of one span; gives it with its digest."""
     digest, nbytes = hashlib.sha256(), 0
     sink.seek(start + span.offset)
@@ -130,7 +132,8 @@ def _write(sink: IO[bytes], start: int, span: Span, pieces: Iterable[NDArray[np.
     return replace(span, sha256=digest.hexdigest())
 
 
-def _unwritten(target: Path, error: OSError, nbytes: int) -> ModelFileError:
+def unwritten(target: Path, error: OSError, nbytes: int) -> ModelFileError:
+    """What a failed write is told as."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return ModelFileError(
             f"{target} needs {nbytes / 1e6:,.0f} MB and the disk has no room for it. Nothing "

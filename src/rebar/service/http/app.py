@@ -14,6 +14,7 @@ from rebar.errors import RebarError
 from rebar.service.body import MAX_DEPTH
 from rebar.service.http.access import Access
 from rebar.service.http.adapters import AdapterRoutes
+from rebar.service.http.classify import ClassifyRoutes
 from rebar.service.http.connection import MAX_HEAD_BYTES
 from rebar.service.http.cors import Cors
 from rebar.service.http.embeddings import EmbeddingRoutes
@@ -51,6 +52,11 @@ joined by a line end.
 **Embeddings** are hidden states behind the final norm, their mean or (`pooling`: `last`) the last
 one, at length 1. `dimensions` keeps the first so many numbers, at length 1 again. Control tokens in
 a text are plain text; a text longer than the context is refused.
+
+**Images.** `/v1/classify` takes PNG files, not interlaced and without transparent pixels, in
+base64, or raw pixels from 0 to 255; of the size that the model was trained on, since scaling is the
+caller's choice. Colours become gray by ITU-R 601 where the model takes gray. Probabilities are the
+softmax of the model's logits.
 
 **Keys.** Where the server was started with API keys, every path but /health, /health/ready,
 /health/live and /metrics wants one, as `Authorization: Bearer KEY` or in `x-api-key`. Requests of
@@ -127,7 +133,8 @@ def create_app(
         redoc_url=None,
     )
     app.state.metrics = metrics
-    app.include_router(api_router(routes, EmbeddingRoutes(router, off_loop), AdapterRoutes(router)))
+    inputs = EmbeddingRoutes(router, off_loop), ClassifyRoutes(router, off_loop)
+    app.include_router(api_router(routes, *inputs, AdapterRoutes(router)))
     app.include_router(HealthRoutes(router, lifecycle).api())
     app.add_exception_handler(RebarError, _answer_error)
     app.add_exception_handler(HTTPException, _answer_http_exception)

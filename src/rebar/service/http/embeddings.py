@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import base64
 from typing import Literal
 
@@ -12,19 +11,13 @@ from fastapi import Request, Response
 from rebar.service.body import decode_body
 from rebar.service.embedding import shortened
 from rebar.service.embedding_request import EmbeddingJob, embedding_job
-from rebar.service.http.errors import error_of
 from rebar.service.http.middleware import record_of
 from rebar.service.http.off_loop import OffLoop
 from rebar.service.http.reading import read_body, until_disconnect
 from rebar.service.http.urgency import with_urgency
-from rebar.service.messages import RequestPacket
+from rebar.service.http.waves import vectors_of
 from rebar.service.router import ModelService, ServiceRouter
 from rebar.service.wire import EmbeddingBody
-
-WAVE = 64
-"""Texts of one request that are queued at a time: a request of 2,048 leaves room for others."""
-ROOM_SECONDS = 0.05
-"""A request that was let in asks so often whether there is room for its next texts."""
 
 
 class EmbeddingUsage(msgspec.Struct):
@@ -75,45 +68,10 @@ class EmbeddingRoutes:
         job = with_urgency(job, request.headers, record.started)
         record.notes.update(prompt_tokens=job.prompt_tokens, inputs=len(job.packets))
         vectors = await until_disconnect(
-            request.receive, self._vectors(service, job.packets, record.started)
+            request.receive, vectors_of(service, job.packets, record.started)
         )
         answer = await self._off_loop.run(len(vectors) * 4096, lambda: answer_of(job, vectors))
         return Response(answer, media_type="application/json")
-
-    async def _vectors(
-        self, service: ModelService, packets: list[RequestPacket], started: float
-    ) -> list[bytes]:
-        wave = min(WAVE, service.model.limits.max_open)
-        vectors: list[bytes] = []
-        for begin in range(0, len(packets), wave):
-            texts = packets[begin : begin + wave]
-            if begin:
-                await _room(service, texts)
-            vectors += await _wave(service, texts, started)
-        return vectors
-
-
-async def _room(service: ModelService, packets: list[RequestPacket]) -> None:
-    """Waits for it: a request that was let in is not refused with half of its work done. Ends when
-    its client leaves.
-    """
-    while not service.has_room(packets):
-        await asyncio.sleep(ROOM_SECONDS)
-
-
-async def _wave(service: ModelService, packets: list[RequestPacket], started: float) -> list[bytes]:
-    """The vectors of some texts, in order. Raises the error of one that failed."""
-    stream = service.submit(packets, started)
-    found: dict[int, bytes] = {}
-    try:
-        while not stream.done:
-            for delta in await stream.next():
-                if delta.failure is not None:
-                    raise error_of(delta.failure)
-                found[stream.index(delta)] = delta.vector
-    finally:
-        stream.close()
-    return [found[packet.index] for packet in packets]
 
 
 def answer_of(job: EmbeddingJob, vectors: list[bytes]) -> bytes:

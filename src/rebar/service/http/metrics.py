@@ -81,6 +81,7 @@ COUNTERS: tuple[tuple[str, str, Callable[[EngineStats], float]], ...] = (
         "Guessed tokens that were then sampled",
         lambda s: s.accepted_tokens,
     ),
+    ("rebar_images", "Images classified", lambda s: s.images),
     ("rebar_num_preemptions", "Times a choice gave its memory to another", lambda s: s.preemptions),
 )
 HISTOGRAMS: tuple[tuple[str, str, Callable[[Measures], Histogram]], ...] = (

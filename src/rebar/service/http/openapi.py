@@ -11,12 +11,14 @@ import msgspec
 from rebar.service.history import RequestStory
 from rebar.service.http.adapters import UnloadedAdapter
 from rebar.service.http.answers import ChatCompletion, Completion
+from rebar.service.http.classify import ClassificationList
 from rebar.service.http.embeddings import EmbeddingList
 from rebar.service.http.errors import AnthropicErrorBody, ErrorBody
 from rebar.service.http.messages import MessageObject, TokenCount
 from rebar.service.http.responses import ResponseObject
 from rebar.service.wire import (
     ChatBody,
+    ClassifyBody,
     CompletionBody,
     DetokenizeBody,
     EmbeddingBody,
@@ -106,6 +108,8 @@ TYPES: tuple[type[msgspec.Struct], ...] = (
     Completion,
     EmbeddingBody,
     EmbeddingList,
+    ClassifyBody,
+    ClassificationList,
     ResponsesBody,
     ResponseObject,
     MessagesBody,
@@ -219,6 +223,7 @@ _TEXT = (400, 401, 404, 413, 415, 500, 503)
 CHAT = _post(ChatBody, ChatCompletion, stream=True)
 COMPLETIONS = _post(CompletionBody, Completion, stream=True)
 EMBEDDINGS = _post(EmbeddingBody, EmbeddingList)
+CLASSIFY = _post(ClassifyBody, ClassificationList)
 RESPONSES = _post(ResponsesBody, ResponseObject, stream=True)
 MESSAGES = _post(MessagesBody, MessageObject, stream=True, error=AnthropicErrorBody)
 COUNT_TOKENS = _post(CountTokensBody, TokenCount, work=False, error=AnthropicErrorBody)

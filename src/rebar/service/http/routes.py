@@ -12,6 +12,7 @@ from rebar.service.body import decode_body
 from rebar.service.from_messages import from_input
 from rebar.service.http import openapi
 from rebar.service.http.adapters import AdapterRoutes
+from rebar.service.http.classify import ClassifyRoutes
 from rebar.service.http.describe import describe_all, describe_model
 from rebar.service.http.embeddings import EmbeddingRoutes
 from rebar.service.http.errors import HttpError
@@ -84,7 +85,7 @@ class Routes:
 
     async def model(self, model: str) -> Response:
         """Describes one model."""
-        route = self._router.route(model)
+        route = self._router.find(model)
         adapter = route.service.adapters.get(route.validator.name)
         return _json_response(msgspec.json.encode(describe_model(route.service, adapter)))
 
@@ -139,7 +140,9 @@ def _json_response(body: bytes, status: int = 200) -> Response:
     return Response(body, status, media_type="application/json")
 
 
-def api_router(routes: Routes, embeddings: EmbeddingRoutes, adapters: AdapterRoutes) -> APIRouter:
+def api_router(
+    routes: Routes, embeddings: EmbeddingRoutes, classify: ClassifyRoutes, adapters: AdapterRoutes
+) -> APIRouter:
     """Every route with its place in the OpenAPI document."""
     api = APIRouter()
     post, get = api.post, api.get
@@ -151,6 +154,7 @@ def api_router(routes: Routes, embeddings: EmbeddingRoutes, adapters: AdapterRou
     post("/v1/embeddings", **openapi.EMBEDDINGS)(embeddings.embeddings)
     post("/v1/load_lora_adapter", **openapi.LOAD_ADAPTER)(adapters.load)
     post("/v1/unload_lora_adapter", **openapi.UNLOAD_ADAPTER)(adapters.unload)
+    post("/v1/classify", **openapi.CLASSIFY)(classify.classify)
     get("/v1/requests/{request_id:path}", **openapi.REQUEST)(routes.request)
     get("/v1/models", **openapi.MODELS)(routes.models)
     get("/v1/models/{model:path}", **openapi.MODEL)(routes.model)

@@ -12,13 +12,14 @@ from typing import TypeVar
 import msgspec
 
 from rebar.errors import InputError
+from rebar.service.classify_request import ClassifyJob
 from rebar.service.embedding_request import EmbeddingJob
 from rebar.service.messages import HIGH, LOW, NORMAL
 from rebar.service.validator import Job
 
 PRIORITIES = {"high": HIGH, "normal": NORMAL, "low": LOW}
 MAX_DEADLINE_MS = 86_400_000
-J = TypeVar("J", Job, EmbeddingJob)
+J = TypeVar("J", Job, EmbeddingJob, ClassifyJob)
 _NUMBER = re.compile(r"[1-9][0-9]{0,8}", re.ASCII)
 
 
