@@ -19,7 +19,8 @@ import pytest
 
 from rebar.cli.main import main
 from tests.cli.test_main import SOURCE, START
-from tests.tiny import tiny_gguf
+from tests.tiny import tiny_config, tiny_gguf
+from tests.tiny.adapter import tiny_adapter
 
 Capture = pytest.CaptureFixture[str]
 
@@ -203,3 +204,37 @@ def test_ctrl_c_ends_a_generation_with_130(smollm2_path: Path) -> None:
         _, told = run.communicate(timeout=30)
     assert run.returncode == 130
     assert b"Traceback" not in told
+
+
+def test_merge_writes_a_model_that_answers_as_its_adapter(
+    model: str, tmp_path: Path, capsys: Capture
+) -> None:
+    """The scale is told; an adapter that is in there already is refused, a file is not replaced
+    unasked.
+    """
+    adapter = str(tiny_adapter(tmp_path / "adapter", tiny_config(), r=4, lora_alpha=6))
+    target = str(tmp_path / "merged.rebar")
+    made = told(capsys, "merge", model, adapter, target, "--json")
+    assert (made["changed"], made["scale"]) == ("14 matrices", "1.5")
+    assert main(["merge", model, adapter, target]) == 2
+    assert "--force" in capsys.readouterr().err
+    assert main(["merge", target, adapter, str(tmp_path / "twice.rebar")]) == 2
+    assert "already" in capsys.readouterr().err
+    assert main(["merge", target, adapter, target, "--force"]) == 2
+    assert "is the model itself" in capsys.readouterr().err
+    facts = told(capsys, "inspect", target, "--json")
+    assert len(facts["provenance"]["merged_adapters"]) == 64
+    flags = ["--max-tokens", "8", "--temperature", "0", "--json"]
+    answers = [told(capsys, "generate", "ab", "--model", m, *flags) for m in (model, target)]
+    assert answers[0]["text"] != answers[1]["text"]
+
+
+def test_generate_takes_an_adapter(model: str, tmp_path: Path, capsys: Capture) -> None:
+    folder = str(tiny_adapter(tmp_path / "adapter", tiny_config(), r=4))
+    flags = ["--model", model, "--max-tokens", "8", "--temperature", "0", "--json"]
+    base = told(capsys, "generate", "ab", *flags)["text"]
+    changed = told(capsys, "generate", "ab", *flags, "--adapter", folder)["text"]
+    assert changed != base
+    assert told(capsys, "generate", "ab", *flags, "--adapter", f"a={folder}")["text"] == changed
+    assert main(["generate", "ab", *flags, "--adapter", str(tmp_path)]) == 2
+    assert "adapter_config.json" in capsys.readouterr().err

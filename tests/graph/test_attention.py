@@ -38,9 +38,11 @@ def close(got: F32, want: NDArray[np.float64], bound: NDArray[np.float64] | floa
 
 
 def kept(a: F32, head_dim: int, kind: KVFormat, *, turned: bool = False) -> NDArray[np.float64]:
-    """As the cache keeps it: f16, or int8 times the f16 scale of 32 dimensions of a head (keys:
-    turned by a Hadamard matrix, and here turned back).
+    """As the cache keeps it: f32, f16, or int8 times the f16 scale of 32 dimensions of a head
+    (keys: turned by a Hadamard matrix, and here turned back).
     """
+    if kind is KVFormat.F32:
+        return a.astype(np.float64)
     if kind is KVFormat.F16:
         return a.astype(np.float16).astype(np.float64)
     heads, size = a.reshape(-1, head_dim), head_dim & -head_dim

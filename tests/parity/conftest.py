@@ -4,4 +4,5 @@ imports them at its top cannot even be read; all of its tests are marked `parity
 
 from importlib.util import find_spec
 
-collect_ignore = [] if find_spec("tokenizers") else ["test_tokenizer_parity.py"]
+NEEDS = {"test_tokenizer_parity.py": "tokenizers", "test_adapters_peft.py": "peft"}
+collect_ignore = [name for name, library in NEEDS.items() if find_spec(library) is None]

@@ -27,6 +27,7 @@ VERBS = {
     "train-images": "Train an image classifier from nothing on labelled images.",
     "tokenize": "Show the token ids of a text.",
     "convert": "Write a model as a .rebar file.",
+    "merge": "Add an adapter into a model's weights, in a new file.",
     "inspect": "Show what is in a model file.",
     "bench": "Measure this machine, the engine on it, or a running server.",
     "doctor": "Check machine, installation and cache; each finding has its next step.",

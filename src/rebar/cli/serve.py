@@ -162,8 +162,10 @@ def _book(
     book = AdapterBook()
     if options.room is not None:
         from rebar.dataflow.adapters import AdapterStore
+        from rebar.graph.lora.merge import merged_digests
 
-        book = AdapterBook(AdapterStore(cache, file.config, options.room), options.max_adapters)
+        store = AdapterStore(cache, file.config, options.room, merged_digests(file))
+        book = AdapterBook(store, options.max_adapters)
     book.taken = frozenset(names)
     for name, folder in flags.folders.items():
         book.preload(name, book.take(name, folder), str(folder))

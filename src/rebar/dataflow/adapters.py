@@ -26,12 +26,13 @@ _CHUNK = 1 << 20
 @dataclass(frozen=True, slots=True)
 class AdapterStore:
     """Takes adapters in for one model. cache: the folder of fetched and converted things. room:
-    what the engine has for them.
+    what the engine has for them. merged: digests of those that are in the model's weights already.
     """
 
     cache: Path
     config: DecoderConfig
     room: AdapterRoom
+    merged: tuple[str, ...] = ()
 
     def take(self, folder: Path) -> Adapter:
         """The copy of an adapter, made if it is not there. ModelFileError for one that is damaged
@@ -42,6 +43,13 @@ class AdapterStore:
         temporary = Path(tempfile.mkdtemp(prefix=".adapter.", dir=place))
         try:
             adapter = self._copied(folder, temporary)
+            if adapter.digest in self.merged:
+                raise InputError(
+                    f"{folder} is in this model's weights already, and would count twice. Ask for "
+                    "the model itself.",
+                    param="lora_path",
+                    code="merged_twice",
+                )
             return self._kept(temporary, place / adapter.digest)
         except ModelFileError as error:  # it names the copy, which nobody knows
             text = str(error).replace(str(temporary), str(folder))

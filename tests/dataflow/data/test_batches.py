@@ -139,8 +139,8 @@ def test_what_is_cut_and_what_asks_nothing_is_counted(tmp_path: Path) -> None:
     survey = batches(data, rows=60).survey()
     assert survey.tallies["mask"] == {"cut": 2, "nothing_asked": 2}
     assert (survey.sequences, survey.skipped, survey.longest) == (4, 2, 60)
-    assert survey.remarks[0] == "2 conversations are longer than the context and lose their end"
-    assert survey.remarks[1].startswith("2 samples hold nothing to be learned")
+    assert survey.remarks[0] == "conversations longer than the context, which lose their end: 2"
+    assert survey.remarks[1].startswith("samples with nothing to be learned, passed over: 2")
     assert "; the first: " in survey.remarks[1]
     assert batches(write(tmp_path / "e.jsonl", chats(3))).survey().remarks == ()
     skipping = batches(data, rows=60, long="skip").survey()

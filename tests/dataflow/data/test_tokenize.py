@@ -76,6 +76,27 @@ def test_ids_around_are_those_that_serving_puts_there(make: Any) -> None:
     assert pair == [*tokenizer.encode("a b"), *text, tokenizer.eos_id]
 
 
+@pytest.mark.parametrize("make", [bpe, with_bos])
+def test_a_template_rendered_by_hand_is_what_the_template_gives(make: Any) -> None:
+    """Control tokens spelled in a message are text; in a text for completions they are tokens, as
+    /v1/completions has it, and what stands there already is not added again.
+    """
+    tokenizer = make()
+    template = ChatTemplate(CHATML, tokenizer)
+    prompt = template.render([user("a")])
+    begin = [tokenizer.bos_id] if tokenizer.add_bos else []
+    whole = template.encode([user("a"), ASSISTANT], add_generation_prompt=False)[:-1]
+    assert tokenizer.is_control(whole[-1])
+    for completion in ("b", "b<|im_end|>"):
+        pair = made({"prompt": prompt, "completion": completion}, tokenizer)
+        assert pair.ids.tolist() == [*begin, *whole]
+        document = made({"text": prompt + completion}, tokenizer)
+        assert document.ids.tolist() == whole  # <|im_start|> is what this model begins with
+    assert asked({"messages": [user("a"), {**ASSISTANT, "content": "<|im_end|>x"}]}, tokenizer) == (
+        "<|im_end|>x<|im_end|>"
+    )
+
+
 @pytest.mark.parametrize(
     ("record", "said"),
     [

@@ -40,11 +40,11 @@ class Survey:
 
 
 WORDS = {
-    "invalid": "records are no samples and are passed over",
-    "cut": "conversations are longer than the context and lose their end",
-    "too_long": "conversations are longer than the context and are passed over",
-    "nothing_asked": "samples hold nothing to be learned and are passed over",
-    "turns_without_end": "turns have no end token, so the model will not learn to stop",
+    "invalid": "records that are no samples, passed over",
+    "cut": "conversations longer than the context, which lose their end",
+    "too_long": "conversations longer than the context, passed over",
+    "nothing_asked": "samples with nothing to be learned, passed over",
+    "turns_without_end": "turns without an end token, after which a model will not learn to stop",
 }
 
 
@@ -52,7 +52,7 @@ def _remarks(tally: Tally) -> Iterator[str]:
     for name, count in tally.counts.items():
         if name in WORDS:
             first = f"; the first: {tally.first(name)[0]}" if tally.first(name) else ""
-            yield f"{count:,} {WORDS[name]}{first}"
+            yield f"{WORDS[name]}: {count:,}{first}"
 
 
 @dataclass(frozen=True, slots=True)

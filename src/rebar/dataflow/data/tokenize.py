@@ -5,6 +5,10 @@ template, as serving renders it; the assistant's turns are asked for (text/turns
 "completion"}: the text as it stands, as /v1/completions takes it, then the completion and an end
 token, which are asked for; both as lists of messages: a conversation of which the completion's
 turns are asked for. {"text"}: a document, asked for as a whole, with an end token.
+
+A control token that is spelled out in a message is text, as in serving. In the other kinds it is
+the token, as in /v1/completions: whoever renders a template into them means it. An end or beginning
+that the text spells itself does not come twice.
 """
 
 from __future__ import annotations
@@ -88,8 +92,20 @@ class Tokenize(Stage[Json, Marked]):
 
     def _documents(self, batch: Sequence[Item[Json]], numbers: list[int]) -> dict[int, Marked]:
         texts = [batch[number].value["text"] for number in numbers]
-        arrays = self._tokenizer.encode_arrays(texts, before=self._begin, after=self._end)
-        return {n: Marked(ids, None, True) for n, ids in zip(numbers, arrays, strict=True)}
+        arrays = self._tokenizer.encode_arrays(
+            texts, special=True, before=self._begin, after=self._end
+        )
+        return {
+            n: Marked(self._once(ids), None, True) for n, ids in zip(numbers, arrays, strict=True)
+        }
+
+    def _once(self, ids: NDArray[np.int32]) -> NDArray[np.int32]:
+        """Without the ids put around a text that spells them itself."""
+        if self._begin is not None and len(ids) > 1 and ids[1] == self._begin:
+            ids = ids[1:]
+        if self._end is not None and len(ids) > 1 and int(ids[-2]) in self._tokenizer.end_ids:
+            ids = ids[:-1]
+        return ids
 
     def _marked(self, record: Json) -> Marked:
         if not isinstance(record, dict):
@@ -119,10 +135,12 @@ class Tokenize(Stage[Json, Marked]):
         return _joined(parts)
 
     def _completion(self, prompt: str, completion: str) -> list[Part]:
-        end = [] if self._end is None else [self._end]
+        said = self._tokenizer.encode(completion, special=True, bos=False)
+        if self._end is not None and not (said and said[-1] in self._tokenizer.end_ids):
+            said.append(self._end)
         return [
-            Part(self._tokenizer.encode(prompt), asked=False),
-            Part(self._tokenizer.encode(completion, bos=False) + end, asked=True),
+            Part(self._tokenizer.encode(prompt, special=True), asked=False),
+            Part(said, asked=True),
         ]
 
     def get_memory_footprint(self, batch: Sequence[Item[Json]]) -> int:

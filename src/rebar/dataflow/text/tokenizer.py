@@ -93,13 +93,18 @@ class Tokenizer:
         return [self.encode(text, special=special) for text in texts]
 
     def encode_arrays(
-        self, texts: list[str], *, before: int | None = None, after: int | None = None
+        self,
+        texts: list[str],
+        *,
+        special: bool = False,
+        before: int | None = None,
+        after: int | None = None,
     ) -> list[NDArray[np.int32]]:
-        """Ids of ordinary texts as read-only views into one array of them all: one call, the GIL
-        free meanwhile. before, after: an id around each text; no other id is added.
+        """Ids of texts as read-only views into one array of them all: one call, the GIL free
+        meanwhile. special: as in encode. before, after: an id around each text; no other is added.
         """
         try:
-            data, ends = self._native.encode_many(texts, False, before, after)
+            data, ends = self._native.encode_many(texts, special, before, after)
         except UnicodeEncodeError as error:
             raise _lone_surrogate(error) from error
         ids, cuts = np.frombuffer(data, np.int32), np.frombuffer(ends, np.uint64).tolist()

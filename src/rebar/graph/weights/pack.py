@@ -74,10 +74,11 @@ def final_pieces(tensor: StoredTensor, threads: int = 1) -> Iterator[NDArray[np.
     tile = packed_nbytes(tensor.type, TILE_ROWS, k)
     rows = n if tensor.rows is not None else max(1, CHUNK_BYTES // tile) * TILE_ROWS
     buffer = np.empty(packed_nbytes(tensor.type, min(rows, n), k), dtype=np.uint8)
-    row_nbytes = tensor.data.nbytes // n
+    stored = tensor.data  # asked for once: a merged matrix is made when it is
+    row_nbytes = stored.nbytes // n
     for begin in range(0, n, rows):
         count = min(rows, n - begin)
-        data = tensor.data[begin * row_nbytes : (begin + count) * row_nbytes]
+        data = stored[begin * row_nbytes : (begin + count) * row_nbytes]
         piece = StoredTensor(tensor.name, (count, k), tensor.type, data, rows=tensor.rows)
         out = buffer[: packed_nbytes(tensor.type, count, k)]
         pack(piece, out, threads)
