@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import os
 import shutil
-import signal
 import threading
 import time
 from collections.abc import Iterator
@@ -17,60 +14,32 @@ from typing import Any
 import httpx
 import pytest
 
-from rebar.dataflow.adapters import AdapterStore
-from rebar.graph import Row, RunnerOptions, Sampled
-from rebar.graph.weights import open_model
-from rebar.service.adapter_book import AdapterBook
+from rebar.graph import Row, Sampled
 from rebar.service.engine import InferenceEngine
 from rebar.service.http.access import Access
 from rebar.service.http.keys import ApiKeys
-from rebar.service.loading import load_model
-from rebar.service.router import ModelService
 from rebar.service.worker import EngineWorker
-from tests.service.live import Client, Live, Served, probed, running, wait_for
-from tests.service.rebar_process import resident_bytes, serving_process, start
-from tests.tiny import tiny_config, tiny_gguf
+from tests.service.adapted import (
+    ASKED,
+    CONFIG,
+    LOAD,
+    ROOM,
+    UNLOAD,
+    adapted,
+    choice,
+    load,
+    make_folder,
+    post,
+    service_of,
+)
+from tests.service.live import Live, Served, running, wait_for
+from tests.service.rebar_process import resident_bytes
 from tests.tiny.adapter import tiny_adapter
-
-LOAD, UNLOAD = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
-CONFIG = tiny_config()
-ROOM = RunnerOptions(threads=1, max_rows=64, kv_tokens=4096, max_adapters=3, max_rank=8)
-ASKED: dict[str, Any] = {
-    "prompt": "the quick brown fox", "max_tokens": 24, "temperature": 0, "logprobs": 2
-}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model, and adapters that change it in different ways."""
-    place = tmp_path_factory.mktemp("adapters")
-    tiny_gguf(place)
-    tiny_adapter(place / "pirate", CONFIG, r=8, seed=1)
-    tiny_adapter(place / "poet", CONFIG, r=4, seed=2, targets=("q_proj", "v_proj"))
-    tiny_adapter(place / "sage", CONFIG, r=2, seed=3, targets=("down_proj",), kind="BF16")
-    tiny_adapter(place / "wide", CONFIG, r=9)
-    tiny_adapter(place / "broken", CONFIG, targets=("q_proj",), prefix="nothing.")
-    return place
-
-
-def service_of(
-    folder: Path, cache: Path, *names: str, options: RunnerOptions = ROOM
-) -> ModelService:
-    model = load_model(open_model(next(folder.glob("*.gguf"))), options, name="m", max_running=16)
-    room = options.room
-    store = None if room is None else AdapterStore(cache, CONFIG, room)
-    book = AdapterBook(store, options.max_adapters)
-    for name in names:
-        book.preload(name, book.take(name, folder / name), str(folder / name))
-    return ModelService.in_thread(model.served, model.engine, book)
-
-
-@contextlib.contextmanager
-def adapted(
-    folder: Path, cache: Path, *names: str, options: RunnerOptions = ROOM
-) -> Iterator[Served]:
-    with probed(service_of(folder, cache, *names, options=options)) as server:
-        yield server
+    return make_folder(tmp_path_factory.mktemp("adapters"))
 
 
 @pytest.fixture
@@ -78,19 +47,6 @@ def server(folder: Path, tmp_path: Path) -> Iterator[Served]:
     """With pirate and poet, and room for one more."""
     with adapted(folder, tmp_path, "pirate", "poet") as served:
         yield served
-
-
-def post(server: Client, path: str, **fields: object) -> httpx.Response:
-    return server.http.post(path, json=fields)
-
-
-def load(server: Client, name: str, folder: Path) -> httpx.Response:
-    return post(server, LOAD, lora_name=name, lora_path=str(folder / name))
-
-
-def choice(answer: httpx.Response) -> Any:
-    assert answer.status_code == 200, answer.text
-    return answer.json()["choices"][0]
 
 
 def test_a_request_names_its_adapter(server: Served, folder: Path, tmp_path: Path) -> None:
@@ -365,44 +321,3 @@ def test_metrics_name_what_is_loaded(server: Served, folder: Path) -> None:
     assert "ghost" not in text
     post(server, UNLOAD, lora_name="pirate")
     assert "pirate" not in server.http.get("/metrics").text
-
-
-def test_a_killed_engine_is_told_its_adapters(folder: Path, tmp_path: Path) -> None:
-    """By `rebar serve`, with the folder gone meanwhile: the copy is what is served. One is loaded
-    while serving; both go on with the same bits.
-    """
-    mine = tmp_path / "mine"
-    for name in ("pirate", "sage"):
-        shutil.copytree(folder / name, mine / name)
-    model = next(folder.glob("*.gguf"))
-    flags = ("--adapter", f"pirate={mine / 'pirate'}", "--served-model-name", "m")
-    asked = {**ASKED, "max_tokens": 90, "ignore_eos": True}
-    with serving_process(model, tmp_path / "cache", *flags) as server:
-        assert load(server, "sage", mine).status_code == 200
-        names = ["m", "pirate", "sage"]
-        alone = {name: choice(server.complete(model=name, **asked)) for name in names}
-        assert len({str(c) for c in alone.values()}) == 3
-        shutil.rmtree(mine)
-        with ThreadPoolExecutor(6) as pool:
-            answers = [pool.submit(server.complete, model=names[i % 3], **asked) for i in range(6)]
-            (engine,) = server.probed.engines()
-            os.kill(engine["pid"], signal.SIGKILL)
-            assert [choice(a.result()) for a in answers] == [alone[n] for n in names * 2]
-        wait_for(lambda: server.probed.engines()[0]["pid"] not in (None, engine["pid"]), 10)
-        assert choice(server.complete(model="sage", **asked)) == alone["sage"]
-        server.probed.workers = server.probed.pids()
-
-
-def test_serve_refuses_adapters_that_are_wrong(folder: Path, tmp_path: Path) -> None:
-    """In the words of the flag, before an engine is started."""
-    for flags, words in (
-        (("--adapter", "pirate"), "is no NAME=FOLDER"),
-        (("--adapter", f"a={folder / 'nowhere'}"), "cannot be opened"),
-        (("--adapter", f"a={folder / 'broken'}"), "is missing ('nothing."),
-        (("--adapter", f"a={folder / 'pirate'}", "--max-lora-rank", "4"), "--max-lora-rank 8"),
-        (("--adapter", f"a={folder / 'pirate'}", "--max-adapters", "0"), "--max-adapters"),
-    ):
-        log = tmp_path / "log"
-        process = start(next(folder.glob("*.gguf")), tmp_path / "cache", log, *flags)
-        assert process.wait(30) == 2
-        assert words in log.read_text()
