@@ -13,6 +13,7 @@ from rebar.cli.main import main
 from rebar.cli.run_log import LOG, PLOT
 from rebar.graph.weights.classifier import open_classifier
 from tests.dataflow.images.test_images import DIGITS, folder_of
+from tests.tiny.classifier import LABELS, tiny_classifier
 
 Capture = pytest.CaptureFixture[str]
 SMALL = ["--stages", "8,16", "--threads", "1", "--batch", "32", "--batch-tokens", "16", "--json"]
@@ -100,3 +101,14 @@ def test_held_out_images_of_their_own(tmp_path: Path, capsys: Capture) -> None:
     np.savez(held, images=arrays["images"][:5], labels=np.arange(5))
     assert main([*words, "--out", str(tmp_path / "b")]) == 2
     assert "other labels" in capsys.readouterr().err
+
+
+def test_a_classifier_is_inspected_and_refused_where_text_is_wanted(
+    tmp_path: Path, capsys: Capture
+) -> None:
+    path = str(tiny_classifier(tmp_path))
+    done, _ = told(capsys, "inspect", path, "--json")
+    assert (done["format"], done["config"]["labels"]) == ("classifier", list(LABELS))
+    assert done["parameters"] == sum(np.prod(t["shape"]) for t in done["tensors"])
+    assert main(["generate", "hello", "--model", path]) == 2
+    assert "is an image classifier, not a language model" in capsys.readouterr().err

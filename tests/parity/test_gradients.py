@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rebar import _native
 from rebar.graph.batch import Batch
 from rebar.graph.builder import Builder
 from rebar.graph.learner import LearnerOptions, open_learner
@@ -42,6 +43,7 @@ def compare(
     rows: int,
     frozen: Mapping[Tensor, Operand] | None = None,
     call: Call | None = None,
+    g: Builder | None = None,
 ) -> None:
     """Gradients of sum(out * weights) of every value, ours on the best kernels beside torch's in
     float64. "x" is the matrix that an Embed makes activations of.
@@ -51,7 +53,7 @@ def compare(
     """
     import torch
 
-    g = Builder()
+    g = g or Builder()
     tensors = {
         name: Tensor(name, v.shape, WeightFormat.F32 if v.ndim == 2 else "f32")
         for name, v in values.items()
@@ -60,7 +62,9 @@ def compare(
     out = build(g, named)
     trained = {tensors[name]: v for name, v in values.items()}
     call = call or Call([(0, rows, [0])])
-    model = slopes.opened(g.graph(out), out, trained, frozen or {}, call, "cpu:best:2")
+    model = slopes.opened(
+        g.graph(out), out, trained, frozen or {}, call, f"cpu:{_native.best_isa()}:2"
+    )
     weights = draw(99, rows, out.width)
     model.run(weights)
     theirs = {
