@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rebar import _native
 from rebar.graph.batch import Batch
 from rebar.graph.builder import Builder
 from rebar.graph.learner import LearnerOptions, open_learner
@@ -20,7 +21,7 @@ from rebar.graph.parameters import dense
 from rebar.graph.tensor import Tensor
 from rebar.graph.weights import open_model
 from rebar.hal import Activation, KVFormat, Operand, Rows, WeightFormat
-from tests.goldens import reference
+from tests.goldens import golden, reference
 from tests.graph import slopes
 from tests.graph.harness import F32, Call, storage
 
@@ -60,7 +61,9 @@ def compare(
     out = build(g, named)
     trained = {tensors[name]: v for name, v in values.items()}
     call = call or Call([(0, rows, [0])])
-    model = slopes.opened(g.graph(out), out, trained, frozen or {}, call, "cpu:best:2")
+    model = slopes.opened(
+        g.graph(out), out, trained, frozen or {}, call, f"cpu:{_native.best_isa()}:2"
+    )
     weights = draw(99, rows, out.width)
     model.run(weights)
     theirs = {
@@ -188,14 +191,15 @@ def test_the_loss_of_a_whole_model(smollm2_path: Path) -> None:
     """
     import torch
 
-    batch = Batch.of(*[np.random.default_rng(i).integers(100, 40000, 48).tolist() for i in (1, 2)])
+    ids = golden.load("smollm2").ids[0]
+    batch = Batch.of(ids[:48], ids[48:96])
     learner = open_learner(
         open_model(smollm2_path), LearnerOptions(kv="f32", max_rows=96, max_sequences=2)
     )
     loss = learner.run(batch, 1 / batch.tokens)
     theirs = reference.transformers_model(smollm2_path)
-    ids = torch.tensor(np.stack([ids for ids, _ in batch.sequences]).astype(np.int64))
-    their_loss = theirs(ids, labels=ids).loss
+    their_ids = torch.tensor(ids[:96].reshape(2, 48).astype(np.int64))
+    their_loss = theirs(their_ids, labels=their_ids).loss
     their_loss.backward()
     assert abs(loss.mean - their_loss.item()) < 1e-5 * their_loss.item()
     named = dict(theirs.named_parameters())
