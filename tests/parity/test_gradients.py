@@ -43,6 +43,7 @@ def compare(
     rows: int,
     frozen: Mapping[Tensor, Operand] | None = None,
     call: Call | None = None,
+    g: Builder | None = None,
 ) -> None:
     """Gradients of sum(out * weights) of every value, ours on the best kernels beside torch's in
     float64. "x" is the matrix that an Embed makes activations of.
@@ -52,7 +53,7 @@ def compare(
     """
     import torch
 
-    g = Builder()
+    g = g or Builder()
     tensors = {
         name: Tensor(name, v.shape, WeightFormat.F32 if v.ndim == 2 else "f32")
         for name, v in values.items()

@@ -10,7 +10,7 @@ import pytest
 
 import rebar
 from rebar.errors import InputError, ModelFileError
-from tests.service.test_adapters import ASKED, CONFIG, adapted, choice
+from tests.service.adapted import ASKED, CONFIG, adapted, choice
 from tests.tiny import tiny_gguf
 from tests.tiny.adapter import tiny_adapter
 
