@@ -227,3 +227,14 @@ def test_merge_writes_a_model_that_answers_as_its_adapter(
     flags = ["--max-tokens", "8", "--temperature", "0", "--json"]
     answers = [told(capsys, "generate", "ab", "--model", m, *flags) for m in (model, target)]
     assert answers[0]["text"] != answers[1]["text"]
+
+
+def test_generate_takes_an_adapter(model: str, tmp_path: Path, capsys: Capture) -> None:
+    folder = str(tiny_adapter(tmp_path / "adapter", tiny_config(), r=4))
+    flags = ["--model", model, "--max-tokens", "8", "--temperature", "0", "--json"]
+    base = told(capsys, "generate", "ab", *flags)["text"]
+    changed = told(capsys, "generate", "ab", *flags, "--adapter", folder)["text"]
+    assert changed != base
+    assert told(capsys, "generate", "ab", *flags, "--adapter", f"a={folder}")["text"] == changed
+    assert main(["generate", "ab", *flags, "--adapter", str(tmp_path)]) == 2
+    assert "adapter_config.json" in capsys.readouterr().err

@@ -40,7 +40,14 @@ def reader_functions() -> list[FunctionType]:
     """Functions and methods of the readers: what the fuzzer must see to be guided."""
     found: list[FunctionType] = []
     for name, module in list(sys.modules.items()):
-        if not name.startswith(("rebar.graph.weights", "rebar.hal.files", "rebar.dataflow.data")):
+        if not name.startswith(
+            (
+                "rebar.graph.weights",
+                "rebar.hal.files",
+                "rebar.dataflow.data",
+                "rebar.dataflow.images",
+            )
+        ):
             continue
         classes = [v for v in vars(module).values() if isinstance(v, type) and v.__module__ == name]
         members = [*vars(module).values(), *(m for c in classes for m in vars(c).values())]

@@ -11,10 +11,26 @@ from pathlib import Path
 
 import pytest
 
-from tests.fuzz import fuzz_gguf, fuzz_rebar, fuzz_records, fuzz_safetensors, fuzz_tokens
+from tests.fuzz import (
+    fuzz_classifier,
+    fuzz_gguf,
+    fuzz_png,
+    fuzz_rebar,
+    fuzz_records,
+    fuzz_safetensors,
+    fuzz_tokens,
+)
 from tests.fuzz.harness import Target
 
-MODULES = (fuzz_gguf, fuzz_rebar, fuzz_safetensors, fuzz_records, fuzz_tokens)
+MODULES = (
+    fuzz_gguf,
+    fuzz_rebar,
+    fuzz_classifier,
+    fuzz_safetensors,
+    fuzz_records,
+    fuzz_tokens,
+    fuzz_png,
+)
 TARGETS = tuple(module.TARGET for module in MODULES)
 
 

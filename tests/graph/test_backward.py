@@ -75,9 +75,10 @@ def test_embed(rows: int, width: int) -> None:
 @given(counts, widths, st.integers(1, 4))
 @shapes
 def test_rms_norm(rows: int, width: int, groups: int) -> None:
+    """A large eps: the norm of one small value bends within its root."""
     case = Case()
     x = case.input(rows, groups * width)
-    out = case.g.rms_norm("y", x, case.vector("weight", width), 1e-5, groups)
+    out = case.g.rms_norm("y", x, case.vector("weight", width), 0.1, groups)
     case.check(out, Call([(0, rows, [0])]))
 
 

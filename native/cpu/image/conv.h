@@ -49,9 +49,10 @@ static void conv_panel(const rb_conv& a, const float* const* at, float* y, int64
   }
 }
 
-struct ConvPanels {  // conv_panel for 1..kPanelRows positions
-  ConvPanel run[kPanelRows + 1];
-  constexpr ConvPanels() : run{} { set<kPanelRows>(); }
+template <int Most>
+struct ConvPanels {  // conv_panel for 1..Most positions
+  ConvPanel run[Most + 1];
+  constexpr ConvPanels() : run{} { set<Most>(); }
   template <int R>
   constexpr void set() {
     run[R] = conv_panel<R>;
@@ -61,7 +62,7 @@ struct ConvPanels {  // conv_panel for 1..kPanelRows positions
 
 // Positions begin..end-1 of an image that has its padding.
 RB_INLINE void conv_positions(const rb_conv& a, const float* image, float* y, int64_t begin, int64_t end) {
-  static constexpr ConvPanels by_rows{};
+  static constexpr ConvPanels<kPanelRows> by_rows{};
   const float* at[kConvPanels * kPanelRows];
   for (int64_t p = begin; p < end; ++p) at[p - begin] = image + padded_at(a.window, p);
   for (int64_t tile = 0; tile < tile_count(a.w.n); ++tile) {
@@ -229,9 +230,10 @@ static void weight_gradient(const rb_conv_weight_gradient& a, int64_t rows, cons
   RB_UNROLL for (int c = 0; c < R; ++c) store(dw + c * 16, acc[c], lanes);
 }
 
-struct WeightGradients {  // weight_gradient for 1..kPanelRows channels
-  void (*run[kPanelRows + 1])(const rb_conv_weight_gradient&, int64_t, const Tap&);
-  constexpr WeightGradients() : run{} { set<kPanelRows>(); }
+template <int Most>
+struct WeightGradients {  // weight_gradient for 1..Most channels
+  void (*run[Most + 1])(const rb_conv_weight_gradient&, int64_t, const Tap&);
+  constexpr WeightGradients() : run{} { set<Most>(); }
   template <int R>
   constexpr void set() {
     run[R] = weight_gradient<R>;
@@ -240,7 +242,7 @@ struct WeightGradients {  // weight_gradient for 1..kPanelRows channels
 };
 
 void conv_weight_gradient_run(const rb_args* args, const rb_step* step, int64_t begin, int64_t end, void*) {
-  static constexpr WeightGradients by_channels{};
+  static constexpr WeightGradients<kPanelRows> by_channels{};
   for (int64_t task = begin; task < end; ++task) {
     const Tap t = tap_of(args->conv_weight_gradient, task);
     by_channels.run[t.count](args->conv_weight_gradient, step->rows, t);

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from rebar.cli.models import load_named
-from rebar.cli.options import DEFAULT_MODEL, AnswerFlags, Model, Offline, SamplingFlags
+from rebar.cli.models import ADAPTER, load_named
+from rebar.cli.options import DEFAULT_MODEL, Adapter, AnswerFlags, Model, Offline, SamplingFlags
 from rebar.cli.output import note
 from rebar.errors import InputError
 
@@ -23,6 +23,7 @@ def chat(
     model: Model = DEFAULT_MODEL,
     *,
     system: Annotated[str | None, Parameter(help="What the model is told first.")] = None,
+    adapter: Adapter = None,
     sampling: SamplingFlags | None = None,
     flags: AnswerFlags | None = None,
     offline: Offline = False,
@@ -33,7 +34,10 @@ def chat(
     also come from a pipe.
     """
     chosen = (sampling or SamplingFlags()).keywords()
-    with load_named(model, flags or AnswerFlags(), offline=offline) as loaded:
+    if adapter is not None:
+        chosen["adapter"] = ADAPTER
+    given = flags or AnswerFlags()
+    with load_named(model, given, offline=offline, adapter=adapter) as loaded:
         if sys.stdin.isatty():
             note(HELP)
         beginning = [{"role": "system", "content": system}] if system else []

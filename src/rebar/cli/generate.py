@@ -8,8 +8,16 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from rebar.cli.models import load_named
-from rebar.cli.options import DEFAULT_MODEL, AnswerFlags, Json, Model, Offline, SamplingFlags
+from rebar.cli.models import ADAPTER, load_named
+from rebar.cli.options import (
+    DEFAULT_MODEL,
+    Adapter,
+    AnswerFlags,
+    Json,
+    Model,
+    Offline,
+    SamplingFlags,
+)
 from rebar.cli.output import emit
 from rebar.cli.text import read_text
 
@@ -22,6 +30,7 @@ def generate(
     *,
     model: Model = DEFAULT_MODEL,
     chat: Annotated[bool, Parameter(help="Take PROMPT as a message and answer it.")] = False,
+    adapter: Adapter = None,
     sampling: SamplingFlags | None = None,
     flags: AnswerFlags | None = None,
     json: Json = False,
@@ -34,7 +43,10 @@ def generate(
     """
     text = read_text(prompt)
     chosen = (sampling or SamplingFlags()).keywords()
-    with load_named(model, flags or AnswerFlags(), offline=offline, chat=chat) as loaded:
+    if adapter is not None:
+        chosen["adapter"] = ADAPTER
+    given = flags or AnswerFlags()
+    with load_named(model, given, offline=offline, chat=chat, adapter=adapter) as loaded:
         if json:
             begin = time.perf_counter()
             answer = (loaded.chat if chat else loaded.generate)(text, **chosen)

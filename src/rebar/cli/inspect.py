@@ -14,6 +14,7 @@ from rebar.cli.settings import places
 
 if TYPE_CHECKING:
     from rebar.graph.weights import ModelFile
+    from rebar.graph.weights.classifier import ClassifierFile
 
 
 def inspect(model: Model, *, json: Json = False, offline: Offline = False) -> None:
@@ -22,12 +23,13 @@ def inspect(model: Model, *, json: Json = False, offline: Offline = False) -> No
     Description, tensors by type, tokenizer, origin; with --json every tensor.
     """
     from rebar.graph.weights import open_model
+    from rebar.graph.weights.classifier import is_classifier, open_classifier
     from rebar.graph.weights.source import resolve
 
     where = places()
     with progress() as shown:
         path = resolve(model, where.cache, hub=where.hub, progress=shown, offline=offline)
-    facts = describe(open_model(path))
+    facts = describe(open_classifier(path) if is_classifier(path) else open_model(path))
     if json:
         emit(facts, json=True)
         return
@@ -38,7 +40,7 @@ def inspect(model: Model, *, json: Json = False, offline: Offline = False) -> No
             sys.stdout.write(f"  {key:<24} {value}\n")
 
 
-def describe(model: ModelFile) -> dict[str, Any]:
+def describe(model: ModelFile | ClassifierFile) -> dict[str, Any]:
     """Everything `inspect` tells of a model; `tensors` lists each with shape, type and bytes."""
     tensors = model.tensors.values()
     types: dict[str, int] = defaultdict(int)
@@ -63,7 +65,9 @@ def describe(model: ModelFile) -> dict[str, Any]:
     }
 
 
-def _tokenizer(model: ModelFile) -> dict[str, Any]:
+def _tokenizer(model: ModelFile | ClassifierFile) -> dict[str, Any]:
+    if model.format == "classifier":
+        return {}
     facts: dict[str, Any] = {"chat_template": model.chat_template is not None}
     if model.tokenizer is not None:
         facts |= {

@@ -24,6 +24,7 @@ VERBS = {
     "generate": "Continue a text, or answer one message with --chat.",
     "finetune": "Teach a model by examples: an adapter (LoRA), or with --full all of its weights.",
     "train": "Train a small model from nothing on a text.",
+    "train-images": "Train an image classifier from nothing on labelled images.",
     "tokenize": "Show the token ids of a text.",
     "convert": "Write a model as a .rebar file.",
     "merge": "Add an adapter into a model's weights, in a new file.",

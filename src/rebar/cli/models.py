@@ -8,6 +8,8 @@ from rebar.cli.options import AnswerFlags
 from rebar.cli.output import progress
 from rebar.cli.settings import places
 
+ADAPTER = "adapter"
+
 if TYPE_CHECKING:
     from rebar.graph.weights import ModelFile
     from rebar.service.local import Model
@@ -22,15 +24,21 @@ def open_named(name: str, *, offline: bool = False) -> ModelFile:
         return open_converted(name, where.cache, hub=where.hub, progress=shown, offline=offline)
 
 
-def load_named(name: str, flags: AnswerFlags, *, offline: bool = False, chat: bool = True) -> Model:
-    """The model ready to answer in this process. chat False: it will only continue texts."""
-    from rebar.service.loading import load_model
-    from rebar.service.local import Model
+def load_named(
+    name: str,
+    flags: AnswerFlags,
+    *,
+    offline: bool = False,
+    chat: bool = True,
+    adapter: str | None = None,
+) -> Model:
+    """The model ready to answer in this process. chat False: it will only continue texts. adapter:
+    a folder, or NAME=FOLDER as for serve; it is loaded under the name ADAPTER.
+    """
+    from rebar.service.local import open_local
 
     file = open_named(name, offline=offline)
+    folders = {} if adapter is None else {ADAPTER: adapter.rpartition("=")[2]}
     options = flags.runner_options(places().isa)
     with progress() as shown:
-        loaded = load_model(
-            file, options, name=name, chat=chat, speculation=flags.guesses, progress=shown
-        )
-    return Model(loaded.served, loaded.engine)
+        return open_local(file, options, name, folders, flags.guesses, shown, chat=chat)

@@ -51,6 +51,7 @@ Model = Annotated[str, Parameter(help="A file, a folder, hf:org/name[:file] or p
 Host = Annotated[str, Parameter(help="Address to listen on.")]
 Port = Annotated[int, Parameter(help="Port to listen on; 0 takes a free one.")]
 Json = Annotated[bool, Parameter(help="Print one line of JSON.")]
+Adapter = Annotated[str | None, Parameter(help="Folder of a LoRA adapter as peft saves it.")]
 Offline = Annotated[bool, Parameter(help="Use only what is in the cache; never download.")]
 
 

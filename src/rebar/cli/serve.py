@@ -190,7 +190,7 @@ def _load_classifier(
     spec = EngineSpec(str(source), options, queue.max_running, queue.max_waiting)
     with timed("engine"):
         first = EngineProcess(spec)
-    name, *aliases = names or (public_name(model), model)
+    name, *aliases = names or (file.name or public_name(model), public_name(model), model)
     served = served_classifier(
         file, first.ready.limits, name=name, aliases=tuple(aliases), source=model
     )

@@ -38,6 +38,7 @@ TRAINING |= {"batch", "batch_tokens", "rate", "schedule", "warmup", "optimizer",
 TRAINING |= {"clip", "patience", "checkpoint_every", "keep", "resume", "recompute", "rank_timeout"}
 TRAINING |= {"lora_r", "lora_alpha", "lora_targets", "rslora", "full", "show_batch"}
 TRAINING |= {"context", "layers", "width", "heads", "kv_heads", "mlp_width", "tokenizer"}
+TRAINING |= {"stages", "dropout", "shift", "degrees"}
 FLAGS = frozenset(MODEL | SAMPLING | SERVING | OTHERS | LOAD | TRAINING)
 PLACES = frozenset(["cache", "isa"])
 

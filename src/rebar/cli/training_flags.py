@@ -133,6 +133,19 @@ class TrainingFlags:
 
 @Parameter(name="*")
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ImageFlags(TrainingFlags):
+    """As for text; --batch and --batch-tokens count images."""
+
+    epochs: Annotated[int | None, Parameter(help="Passes over the data.")] = 20
+    batch: Annotated[int, Parameter(help="Images a step learns from.")] = 64
+    batch_tokens: Annotated[int, Parameter(help="Images computed at a time.")] = 64
+    warmup: Annotated[int, Parameter(help="Steps in which the rate climbs.")] = 10
+    weight_decay: Annotated[float, Parameter(help="Pull of matrices towards 0.")] = 0.01
+    eval_split: Annotated[float | None, Parameter(help="Share of the images held out.")] = 0.2
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LoraFlags:
     """What learns: an adapter of low rank, or with --full all weights."""
 

@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from rebar.cli.options import format_size
 from rebar.cli.output import note, progress
@@ -35,9 +35,10 @@ if TYPE_CHECKING:
     from rebar.graph.learner import Learner
     from rebar.graph.trainer import StepRecord, Trainer
     from rebar.graph.weights import ModelFile
-    from rebar.graph.window import BatchSource
+    from rebar.graph.window import BatchSource, Trainee
     from rebar.hal.collective import Collective
 
+B = TypeVar("B")
 CHECKPOINTS = "checkpoints"
 STOPPED = 130  # as a shell says it of Ctrl-C
 
@@ -97,9 +98,9 @@ class Run:
 
     def train(
         self,
-        learner: Learner,
-        source: BatchSource[Batch],
-        held_out: Sequence[Batch],
+        learner: Trainee[B],
+        source: BatchSource[B],
+        held_out: Sequence[B],
         usual_rate: float,
         facts: Mapping[str, Any],
         title: str,
@@ -135,12 +136,12 @@ class Run:
 
     def _trainer(
         self,
-        learner: Learner,
-        source: BatchSource[Batch],
-        held_out: Sequence[Batch],
+        learner: Trainee[B],
+        source: BatchSource[B],
+        held_out: Sequence[B],
         usual_rate: float,
         facts: Mapping[str, Any],
-    ) -> Trainer[Batch]:
+    ) -> Trainer[B]:
         from rebar.graph.optimizer import Optimizer
         from rebar.graph.trainer import Trainer
         from rebar.graph.window import Share

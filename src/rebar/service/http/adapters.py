@@ -12,7 +12,7 @@ import msgspec
 from fastapi import Request, Response
 
 from rebar.errors import InputError, ModelFileError, ModelNameError
-from rebar.service.adapter_book import AdapterBook, TakenAdapter
+from rebar.service.adapter_book import NAME_TAKEN, AdapterBook, TakenAdapter
 from rebar.service.body import decode_body
 from rebar.service.http.describe import describe_model
 from rebar.service.http.errors import HttpError
@@ -51,17 +51,25 @@ class AdapterRoutes:
         refuse_unsupported(body)
         service = self._router.services[0]
         async with self._one_at_a_time:  # reading is the disk's work, and a copy's
-            taken = await asyncio.to_thread(_take, service.adapters, body)
-            adapter = await service.adapters.load(body.lora_name, taken, body.lora_path)
+            try:
+                taken = await asyncio.to_thread(_take, service.adapters, body)
+                adapter = await service.adapters.load(body.lora_name, taken, body.lora_path)
+            except InputError as error:
+                if error.code == NAME_TAKEN:
+                    raise HttpError(409, str(error), NAME_TAKEN) from None
+                raise
         return _json(describe_model(service, adapter))
 
     async def unload(self, request: Request) -> Response:
-        """Takes an adapter off the list. Its open answers are finished first."""
+        """Takes an adapter off the list. Its open answers are finished first: then the status is
+        202.
+        """
         body = await _body(request, UnloadAdapterBody)
         for service in self._router.services:
             if service.adapters.get(body.lora_name) is not None:
                 adapter = service.adapters.unload(body.lora_name)
-                return _json(UnloadedAdapter(adapter.name, service.adapters.open_choices(adapter)))
+                left = service.adapters.open_choices(adapter)
+                return _json(UnloadedAdapter(adapter.name, left), 202 if left else 200)
         raise ModelNameError(
             f"No adapter {body.lora_name[:200]!r} is loaded. GET /v1/models lists those that are.",
             param="lora_name",
@@ -90,5 +98,5 @@ async def _body(request: Request, form: type[T]) -> T:
     return decode_body(await read_body(request), form)
 
 
-def _json(answer: object) -> Response:
-    return Response(msgspec.json.encode(answer), media_type="application/json")
+def _json(answer: object, status: int = 200) -> Response:
+    return Response(msgspec.json.encode(answer), status, media_type="application/json")

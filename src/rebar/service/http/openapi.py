@@ -173,6 +173,7 @@ def _errors(*statuses: int, body: type[msgspec.Struct] = ErrorBody) -> dict[int 
         400: "A parameter is not valid; `param` names it",
         401: "An API key is needed, or this one is not known",
         404: "No such model, or no such request",
+        409: "The name is taken",
         413: "The body is too large",
         415: "The body is compressed, or not said to be JSON where that is asked for",
         429: "The queue is full; Retry-After says when to come back",
@@ -230,7 +231,12 @@ COUNT_TOKENS = _post(CountTokensBody, TokenCount, work=False, error=AnthropicErr
 TOKENIZE = _post(TokenizeBody, TokenizeAnswer, work=False)
 DETOKENIZE = _post(DetokenizeBody, DetokenizeAnswer, work=False)
 LOAD_ADAPTER = _post(LoadAdapterBody, ModelObject, work=False)
+LOAD_ADAPTER["responses"] |= _errors(409)
 UNLOAD_ADAPTER = _post(UnloadAdapterBody, UnloadedAdapter, work=False)
+UNLOAD_ADAPTER["responses"][202] = {
+    "description": "Off the list; it leaves when its open answers have ended",
+    **_content(UnloadedAdapter),
+}
 MODELS = _get(ModelList)
 MODEL = _get(ModelObject, 404)
 HEALTH = _open(Health)
