@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -9,6 +10,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from rebar.errors import CorruptFileError, InputError, ModelFileError, UnsupportedModelError
 from rebar.graph.lora import Adapter, LoraSpec, initial, lora_shapes, read_adapter, write_adapter
@@ -18,6 +21,11 @@ from tests.tiny import tiny_config
 from tests.tiny.adapter import LEAVES, PREFIX, adapter_values, tiny_adapter
 
 CONFIG = tiny_config("qwen2")
+CONFIG_FIELDS = [
+    "peft_type", "r", "lora_alpha", "target_modules", "exclude_modules", "use_rslora", "bias",
+    "init_lora_weights", "layers_to_transform", "layers_pattern", "rank_pattern", "alpha_pattern",
+    "base_model_name_or_path", "task_type",
+]  # fmt: skip
 Q, UP = Place(0, "q"), Place(1, "up")
 
 
@@ -153,6 +161,8 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("no pattern", {"target_modules": "(q_proj"}, "is none"),
     ("a pattern for ever", {"target_modules": "(.|.)*x"}, "repeats a group"),
     ("a pattern for long", {"target_modules": ".*.*.*.*.*.*x"}, "repeats more than 5"),
+    ("patterns for long", {"rank_pattern": {f".*.*.*.*{i}": 4 for i in range(9)}}, "in time"),
+    ("patterns without end", {"alpha_pattern": {f"m{i}": 4 for i in range(5000)}}, "in time"),
     ("a type that is none", {"lora_alpha": "eight"}, "is no description of an adapter"),
 ]
 
@@ -179,6 +189,41 @@ def test_a_pattern_of_classes_and_escapes_is_no_repetition(tmp_path: Path) -> No
     values = adapter_values(CONFIG, ["q_proj", "v_proj"], 4)
     folder = tiny_adapter(tmp_path, CONFIG, values=values, target_modules=pattern)
     assert len(read_adapter(folder, CONFIG).parts) == 4
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner),
+    max_leaves=6,
+)
+FIELDS = [*CONFIG_FIELDS, "use_dora", "lora_bias", "modules_to_save", "unheard_of"]
+
+
+@given(st.dictionaries(st.sampled_from(FIELDS), JSON, min_size=1, max_size=4))
+@settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck))
+def test_a_description_from_a_stranger_is_read_or_refused(
+    tmp_path: Path, fields: dict[str, Any]
+) -> None:
+    """Whatever stands in it, within its bounds of time."""
+    described = json.loads((tiny_adapter(tmp_path, CONFIG) / "adapter_config.json").read_text())
+    (tmp_path / "adapter_config.json").write_text(json.dumps({**described, **fields}))
+    with contextlib.suppress(ModelFileError):
+        assert read_adapter(tmp_path, CONFIG).parts
+
+
+def test_a_rank_for_each_module_by_name(tmp_path: Path) -> None:
+    """As peft writes them for some ways of starting: a pattern a module, without repetitions."""
+    values = adapter_values(CONFIG, ["q_proj", "up_proj"], 4)
+    modules = sorted({name.split(".lora_")[0] for name in values})
+    ranks = {module: 1 + i for i, module in enumerate(modules)}
+    own = {}
+    for name, v in values.items():
+        rank = ranks[name.split(".lora_")[0]]
+        own[name] = v[:rank] if "lora_A" in name else v[:, :rank]
+    leaves = ["q_proj", "up_proj"]
+    folder = tiny_adapter(tmp_path, CONFIG, values=own, targets=leaves, rank_pattern=ranks, r=9)
+    found = {p: low.rank for p, low in read_adapter(folder, CONFIG).parts.items()}
+    assert sorted(found.values()) == [1, 2, 3, 4]
 
 
 def test_files_that_are_none(tmp_path: Path) -> None:

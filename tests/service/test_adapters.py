@@ -229,6 +229,7 @@ REFUSED: list[tuple[dict[str, Any], int, str | None, str]] = [
     ({"lora_name": "new", "lora_path": ""}, 400, "lora_path", "no path"),
     ({"lora_name": "new", "lora_path": "a\0b"}, 400, "lora_path", "no path"),
     ({"lora_name": "new", "lora_path": "/nowhere/at/all"}, 400, "lora_path", "is not there"),
+    ({"lora_name": "new", "lora_path": "x" * 300}, 400, "lora_path", "cannot be copied"),
     ({"lora_name": "new", "lora_path": "/dev"}, 400, "lora_path", "is not there"),
     ({"lora_name": "new"}, 400, "lora_path", ""),
     ({"lora_name": "new", "lora_path": "x", "load_inplace": True}, 400, "load_inplace", "not supp"),

@@ -51,6 +51,11 @@ class AdapterStore:
                     code="merged_twice",
                 )
             return self._kept(temporary, place / adapter.digest)
+        except OSError as error:
+            raise MissingFileError(
+                f"{folder} cannot be copied: {error.strerror or error}. Check its name, and the "
+                "room of the cache."
+            ) from error
         except ModelFileError as error:  # it names the copy, which nobody knows
             text = str(error).replace(str(temporary), str(folder))
             raise type(error)(text) from error.__cause__
@@ -90,24 +95,18 @@ def _copy(source: Path, target: Path, most: int) -> None:
     """A plain copy, of a regular file of at most `most` bytes: a mapping would end this process
     when somebody cuts the file short.
     """
-    try:
-        if not source.is_file():
-            raise MissingFileError(
-                f"{source} is not there, or no file. Name a folder with {CONFIG} and {WEIGHTS}, "
-                "as peft's save_pretrained writes it."
-            )
-        with source.open("rb") as read, target.open("wb") as write:
-            left = most
-            while chunk := read.read(_CHUNK):
-                left -= len(chunk)
-                if left < 0:
-                    raise CorruptFileError(
-                        f"{source} has more than {most:,} bytes, and no adapter that there is room "
-                        "for has. Look at the folder, or start with a larger --max-lora-rank."
-                    )
-                write.write(chunk)
-    except OSError as error:
+    if not source.is_file():
         raise MissingFileError(
-            f"{source} cannot be copied: {error.strerror or error}. Check the permissions, and the "
-            "room of the cache."
-        ) from error
+            f"{source} is not there, or no file. Name a folder with {CONFIG} and {WEIGHTS}, as "
+            "peft's save_pretrained writes it."
+        )
+    with source.open("rb") as read, target.open("wb") as write:
+        left = most
+        while chunk := read.read(_CHUNK):
+            left -= len(chunk)
+            if left < 0:
+                raise CorruptFileError(
+                    f"{source} has more than {most:,} bytes, and no adapter that there is room for "
+                    "has. Look at the folder, or start with a larger --max-lora-rank."
+                )
+            write.write(chunk)

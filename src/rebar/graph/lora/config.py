@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from rebar.errors import CorruptFileError, UnsupportedModelError
-from rebar.graph.lora.modules import ALL_LINEAR, MAX_PATTERN, Place, names, targeted
+from rebar.graph.lora.modules import ALL_LINEAR, MAX_PATTERN, MAX_PATTERNS, Place, names, targeted
 from rebar.graph.lora.spec import scale_of
 from rebar.graph.models.adapted import MAX_RANK
 from rebar.graph.models.config import DecoderConfig
@@ -20,7 +20,7 @@ from rebar.hal.files import read_bounded
 
 CONFIG = "adapter_config.json"
 MAX_CONFIG_BYTES = 1 << 20
-MAX_REPEATS = 5
+MAX_REPEATS, MAX_REPEATS_IN_ALL = 5, 20
 V = TypeVar("V", int, float)
 # Ways of starting that change the weights of the model itself: without these the adapter is wrong.
 _CHANGED_BASE = ("pissa", "olora", "corda", "loftq")
@@ -115,6 +115,12 @@ def read_config(folder: Path) -> AdapterConfig:
     _check_numbers(given, path)
     if given.target_modules is None:
         raise UnsupportedModelError(f"{path}: there is no `target_modules`. Write them in.")
+    patterns = [*(given.rank_pattern or {}), *(given.alpha_pattern or {})]
+    if len(patterns) > MAX_PATTERNS or sum(map(_repeats, patterns)) > MAX_REPEATS_IN_ALL:
+        raise UnsupportedModelError(
+            f"{path}: more patterns of ranks and alphas than can be matched in time. Write the "
+            "names of modules out."
+        )
     layers = given.layers_to_transform
     return AdapterConfig(
         given.r,
@@ -180,11 +186,19 @@ def _checked(pattern: str, path: Path) -> str:
         raise CorruptFileError(
             f"{path}: the pattern {pattern[:100]!r} is none ({error})."
         ) from None
-    bare = re.sub(r"\\.|\[\^?\]?[^\]]*\]", "a", pattern, flags=re.DOTALL)
-    repeats = len(re.findall(r"[*+{]", bare))
-    if len(pattern) <= MAX_PATTERN and repeats <= MAX_REPEATS and not re.search(r"\)[*+{]", bare):
+    grouped = re.search(r"\)[*+{]", _bare(pattern))
+    if len(pattern) <= MAX_PATTERN and _repeats(pattern) <= MAX_REPEATS and not grouped:
         return pattern
     raise UnsupportedModelError(
         f"{path}: the pattern {pattern[:100]!r} repeats a group, repeats more than {MAX_REPEATS} "
         "times, or is too long. Write the modules as a list."
     )
+
+
+def _bare(pattern: str) -> str:
+    """Without what only looks like a repetition: escaped, or in a class of characters."""
+    return re.sub(r"\\.|\[\^?\]?[^\]]*\]", "a", pattern, flags=re.DOTALL)
+
+
+def _repeats(pattern: str) -> int:
+    return len(re.findall(r"[*+{]", _bare(pattern)))

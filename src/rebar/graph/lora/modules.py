@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from rebar.graph.models.adapted import PARTS
 from rebar.graph.models.config import DecoderConfig
@@ -25,7 +26,8 @@ INSIDE = {
 }
 # How a decoder inside a larger model is spelled (Gemma 3 with pictures, old and new).
 _SPELLINGS = ("model.", "model.language_model.", "language_model.model.")
-MAX_PATTERN = 1000
+MAX_PATTERN = 1000  # characters
+MAX_PATTERNS = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,12 +63,19 @@ def spellings(module: str) -> list[str]:
     return [spelling + module.removeprefix("model.") for spelling in _SPELLINGS]
 
 
+@lru_cache(MAX_PATTERNS)
+def _compiled(pattern: str) -> re.Pattern[str]:
+    """Python's own cache is smaller than a description with a rank for each module."""
+    return re.compile(pattern)
+
+
 def names(pattern: str | Sequence[str], module: str) -> bool:
     """Whether a pattern (a regular expression for the whole name) or a list of names or name ends
     means a module.
     """
     if isinstance(pattern, str):
-        return any(re.fullmatch(pattern, spelled) for spelled in spellings(module))
+        whole = _compiled(pattern).fullmatch
+        return any(whole(spelled) for spelled in spellings(module))
     ends = tuple(f".{name}" for name in pattern)
     return any(
         spelled in pattern or (bool(ends) and spelled.endswith(ends))
