@@ -21,7 +21,7 @@ from rebar.graph.parameters import dense
 from rebar.graph.tensor import Tensor
 from rebar.graph.weights import open_model
 from rebar.hal import Activation, KVFormat, Operand, Rows, WeightFormat
-from tests.goldens import reference
+from tests.goldens import golden, reference
 from tests.graph import slopes
 from tests.graph.harness import F32, Call, storage
 
@@ -192,14 +192,15 @@ def test_the_loss_of_a_whole_model(smollm2_path: Path) -> None:
     """
     import torch
 
-    batch = Batch.of(*[np.random.default_rng(i).integers(100, 40000, 48).tolist() for i in (1, 2)])
+    ids = golden.load("smollm2").ids[0]
+    batch = Batch.of(ids[:48], ids[48:96])
     learner = open_learner(
         open_model(smollm2_path), LearnerOptions(kv="f32", max_rows=96, max_sequences=2)
     )
     loss = learner.run(batch, 1 / batch.tokens)
     theirs = reference.transformers_model(smollm2_path)
-    ids = torch.tensor(np.stack([ids for ids, _ in batch.sequences]).astype(np.int64))
-    their_loss = theirs(ids, labels=ids).loss
+    their_ids = torch.tensor(ids[:96].reshape(2, 48).astype(np.int64))
+    their_loss = theirs(their_ids, labels=their_ids).loss
     their_loss.backward()
     assert abs(loss.mean - their_loss.item()) < 1e-5 * their_loss.item()
     named = dict(theirs.named_parameters())
