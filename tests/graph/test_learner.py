@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rebar.errors import InputError, ShapeError, TrainingError
+from rebar.errors import InputError, MemoryBudgetError, ShapeError, TrainingError
 from rebar.graph.backward import RECOMPUTE
 from rebar.graph.batch import Batch
 from rebar.graph.explosion import QUIET_STEPS, Quiet
@@ -123,6 +123,13 @@ def test_what_is_computed_again_changes_no_bit_and_takes_less(tmp_path: Path, fu
         sizes.append(model.device.pool("arena").budget)
     assert len(results) == 1
     assert sizes[0] > sizes[1] > sizes[2]
+    needs = model.arena_bytes()
+    assert [model.device.pool("arena").budget >= n for n in needs.values()] == [False, False, True]
+    # Room for the least of them and half of what more the others would take.
+    taken = sum(pool.budget for pool in model.device.stats().pools)
+    tight = taken + (needs["none"] - needs["layer"]) // 2
+    with pytest.raises(MemoryBudgetError, match=r"--recompute \(none: 1 MB, cheap: \d MB, "):
+        learner(tiny(tmp_path, "gemma3"), fused=fused, memory=tight)
 
 
 def test_windows_cut_into_micro_batches_learn_the_same(tmp_path: Path) -> None:

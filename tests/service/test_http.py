@@ -216,6 +216,7 @@ def test_openapi_document_is_complete(live: Live) -> None:
         "/v1/chat/completions",
         "/v1/completions",
         "/v1/embeddings",
+        "/v1/classify",
         "/v1/responses",
         "/v1/messages",
         "/v1/messages/count_tokens",

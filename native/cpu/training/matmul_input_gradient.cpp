@@ -11,14 +11,14 @@ namespace rb::RB_NS {
 
 namespace {
 
-constexpr int64_t kOutputs = 128, kInputs = 96, kMostRows = 256, kLeastRows = 64, kTasks = 12;
+constexpr int64_t kOutputs = 128, kInputs = 96, kMostRows = 256, kLeastRows = 128, kTasks = 12;
 static_assert(kInputs % kTileColumns == 0 && kInputs % 32 == 0);
 
 struct Plan {
   int64_t rows, row_step, row_ranges, input_ranges;
 };
 
-// Unpacking a weight takes as long as its product with about 16 rows: tasks of many rows, but work for some threads.
+// Unpacking a weight takes as long as its product with about 16 rows: tasks of 128 rows or more, but work for some threads.
 Plan input_plan(const rb_matrix& w, int64_t rows) {
   Plan p{rows, rows, 1, ceiling(w.k, kInputs)};
   const int64_t wanted = smaller(ceiling(kTasks, p.input_ranges), ceiling(rows, kLeastRows));
@@ -34,11 +34,22 @@ struct Area {
   float *weights, *dy;  // [kOutputs][kInputs], [rows][kOutputs]
 };
 
+// A tile's part for these inputs is a few KB and the next one's lies elsewhere, which the hardware does not foresee: it is asked for two
+// tiles early. Of 49,152 outputs and 128 rows, whose weights come from memory, this takes a tenth of the time.
+void ask_for(const rb_matrix& w, int64_t output, int64_t input, int64_t inputs) {
+  if (output >= w.n) return;
+  const Format& f = kFormats[w.type];
+  const uint8_t* tile = static_cast<const uint8_t*>(w.data) + output / 16 * tile_bytes(w.type, w.k);
+  const int64_t begin = input / f.block * f.packed_bytes, end = ceiling(input + inputs, f.block) * f.packed_bytes;
+  for (int64_t at = begin; at < end; at += 64) prefetch(tile + at);
+}
+
 void unpack_block(const Area& t, int64_t output, int64_t outputs) {
   const rb_matrix& w = t.a->w;
   const UnpackTile unpack = unpack_of(w.type);
   for (int64_t j = 0; j < outputs; j += 16) {
     const uint8_t* tile = static_cast<const uint8_t*>(w.data) + (output + j) / 16 * tile_bytes(w.type, w.k);
+    ask_for(w, output + j + 32, t.input, t.inputs);
     unpack(tile, w.k, t.input, t.inputs, t.weights + j * kInputs, kInputs);
   }
 }

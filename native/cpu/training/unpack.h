@@ -24,7 +24,12 @@ RB_INLINE void unpack_float_tile(const uint8_t* tile, int64_t k, int64_t begin, 
                                  int64_t stride) {
   for (int64_t i = 0; i < count; i += 16) {
     F v[16];
-    for (int j = 0; j < 16; ++j) v[j] = begin + i + j < k ? load_floats<Type>(tile, begin + i + j) : set1(0.0f);
+    const int64_t left = k - begin - i;
+    if (left >= 16) {
+      RB_UNROLL for (int j = 0; j < 16; ++j) v[j] = load_floats<Type>(tile, begin + i + j);
+    } else {
+      for (int j = 0; j < 16; ++j) v[j] = j < left ? load_floats<Type>(tile, begin + i + j) : set1(0.0f);
+    }
     transpose(v);
     RB_UNROLL for (int j = 0; j < 16; ++j) store(out + j * stride + i, v[j]);
   }

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rebar.errors import ShapeError
-from rebar.graph.backward import Recompute, Scheduler
+from rebar.errors import MemoryBudgetError, ShapeError
+from rebar.graph.backward import RECOMPUTE, Recompute, Scheduler
 from rebar.graph.graph import Graph
 from rebar.graph.parameters import Parameters
 from rebar.graph.tensor import Tensor
@@ -116,9 +116,23 @@ class RecordedLearner:
         plan = plan_arena(self._scheduler, self.recompute)
         if any(pool.name == ARENA for pool in self.device.stats().pools):
             self.device.release(ARENA)
-        pool = self.device.create_pool(ARENA, plan.nbytes + 4096)
+        try:
+            pool = self.device.create_pool(ARENA, plan.nbytes + 4096)
+        except MemoryBudgetError as error:
+            needs = ", ".join(f"{r}: {n / 1e6:,.0f} MB" for r, n in self.arena_bytes().items())
+            raise MemoryBudgetError(
+                f"activations and gradients of a step need {error.needed / 1e6:,.0f} MB, the "
+                f"budget leaves {error.available / 1e6:,.0f} MB. Give it more with --memory, cut "
+                f"the batch, or compute more again: --recompute ({needs}).",
+                needed=error.needed,
+                available=error.available,
+            ) from error
         arena = pool.allocate(plan.nbytes, "activations and gradients")
         return TrainingProgram(self.device, self._scheduler, plan, arena, self._hooks)
+
+    def arena_bytes(self) -> dict[Recompute, int]:
+        """What activations and gradients would take, by what is computed again."""
+        return {r: plan_arena(self._scheduler, r).nbytes for r in RECOMPUTE}
 
     def close(self) -> None:
         """Gives the pools back; the learner must not be used any more."""
