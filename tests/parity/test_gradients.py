@@ -190,10 +190,10 @@ def test_rope() -> None:
 def test_the_loss_of_a_whole_model(smollm2_path: Path, device: str, bound: float) -> None:
     """SmolLM2 with all its weights in float32, and a cache in float32, relative to the norm of
     torch's gradient. The reference sums in float64 and rounds what is stored to float32: 5.4e-5,
-    and 7e-6 on random ids. The kernels' sums are single float32 chains, which the outliers of this model make worse
-    than torch's blocked ones: measured 1.2e-4 on random ids, 2.7e-4 on text, which is more than the
-    1e-4 that is wanted. A parameter whose gradient is a small rest of large terms (norms) may be
-    ten times further off.
+    and 7e-6 on random ids. The kernels' sums are single float32 chains, which the outliers of this
+    model make worse than torch's blocked ones: 2.7e-4, and 1.2e-4 on random ids, which is more than
+    the 1e-4 that is wanted. A parameter whose gradient is a small rest of large terms (norms) may
+    be ten times further off.
     """
     import torch
 
