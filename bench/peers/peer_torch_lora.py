@@ -90,7 +90,7 @@ def learn(path: Path, work: Path) -> dict[str, list]:
         optimizer.step()
         optimizer.zero_grad()
         losses.append(loss.item())
-        if (step + 1) % settings["every"] == 0:
+        if (step + 1) % settings["every"] == 0 or step + 1 == len(data["ids"]):
             held_out.append([step + 1, evaluated(model, data["held_out"])])
     return {"losses": losses, "held_out": held_out}
 

@@ -227,8 +227,24 @@ def test_fused_watched_and_plain_have_the_same_bits(tmp_path: Path) -> None:
 
 def test_the_residual_of_llama_is_added_by_the_adapters_node(tmp_path: Path) -> None:
     runner = loaded(tmp_path)
-    ups = [n for n in runner._passes[1].graph.order if isinstance(n, LoraUp)]
+    ups = [n for n in runner._passes[-1].graph.order if isinstance(n, LoraUp)]
     assert sum(n.residual is not None for n in ups) == 2 * runner.config.layers
+
+
+def test_a_step_computes_only_what_its_adapters_change(tmp_path: Path) -> None:
+    """q and v alone: no node behind the other products. With whoever changes more: all of them."""
+    runner = loaded(tmp_path)
+    slots = with_adapters(runner, tmp_path)
+    launches = []
+    for names in (["base"], ["q and v"], ["base", "q and v", "down"]):
+        rows = [Row(sequence(runner, slots[name], IDS[:4]), 0, 4, range(3, 4)) for name in names]
+        launches.append(len(runner.timings(rows)))
+        for row in rows:
+            runner.kv.release(row.sequence.blocks)
+    layers = runner.config.layers
+    assert launches[1] - launches[0] == 2 * layers
+    # three more products a layer, whose two residuals LoraUp adds in place of the products
+    assert launches[2] - launches[1] == 6 * layers
 
 
 def test_the_bits_depend_neither_on_threads_nor_on_the_slot(tmp_path: Path) -> None:

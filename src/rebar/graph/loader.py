@@ -15,7 +15,7 @@ from rebar.graph.kept import KeptLayout, KeptMemory, good_for
 from rebar.graph.kv import PagedKVCache
 from rebar.graph.memory_plan import MemoryPlan, RunnerOptions, limits_of, plan_memory
 from rebar.graph.models import bind
-from rebar.graph.models.adapted import AdapterRoom
+from rebar.graph.models.adapted import PRODUCTS, AdapterRoom
 from rebar.graph.models.bind import Binder
 from rebar.graph.models.config import DecoderConfig, RopeConfig
 from rebar.graph.models.decoder import Decoder, build_decoder
@@ -125,7 +125,7 @@ def _assemble(
         good_for,
     )
     limits = limits_of(c, plan, options.max_rows)
-    rooms = (None, options.room) if options.room is not None else (None,)
+    rooms = rooms_of(options.room)
     build = partial(build_decoder, c, weights, max_positions=plan.max_context, blocks=plan.blocks)
     decoders = [build(room=room) for room in rooms]
     if fused:
@@ -143,6 +143,15 @@ def _assemble(
         passes.append(Pass(device, decoder, places.bind(arena, limits, bound), limits))
     slots = _slots(c, options.room, device, tables)
     return Runner(c, device, passes, kv, plan, limits, _sampled_ids(c, vocab_size), slots)
+
+
+def rooms_of(room: AdapterRoom | None) -> tuple[AdapterRoom | None, ...]:
+    """Of the passes of a runner, the least first: most adapters change q, k and v alone, and need
+    no nodes behind the other products.
+    """
+    if room is None:
+        return (None,)
+    return None, replace(room, parts=frozenset(PRODUCTS["qkv"])), room
 
 
 def _slots(

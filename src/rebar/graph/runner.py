@@ -31,13 +31,14 @@ if TYPE_CHECKING:
 
 class Pass:
     """A decoder that is placed and compiled. head, logits_begin: first launches of the head and of
-    its products.
+    its products. products: those that adapters can change.
     """
 
     def __init__(
         self, device: DeviceManager, decoder: Decoder, values: Values, limits: Limits
     ) -> None:
         self.graph, self.values = decoder.graph, values
+        self.products = frozenset(product for _, product in decoder.adapters)
         self.compiled: CompiledGraph = decoder.graph.compile(device, values, limits)
         self.head = self.compiled.first_launch[decoder.head_begin]
         self.logits_begin = self.compiled.first_launch[decoder.logits_begin]
@@ -48,8 +49,8 @@ class Pass:
 class Runner:
     """A model on a device. Made by rebar.graph.load_runner; one thread at a time may call step.
 
-    passes: the decoder, and the one with adapters, over the same weights, cache and arena. Steps
-    none of whose rows takes an adapter go the first way: adapters cost those nothing.
+    passes: the decoder, and those with adapters, over the same weights, cache and arena. A step
+    goes the first one that has all it needs: adapters cost nothing where no row takes one.
     """
 
     def __init__(
@@ -171,7 +172,14 @@ class Runner:
                 for s in (row.sequence,)
             ]
         )
-        self._pass = self._passes[self._step.adapted]
+        self._pass = self._pass_of(rows)
+
+    def _pass_of(self, rows: Seq[Row]) -> Pass:
+        """The first that knows all products which these rows' adapters change."""
+        if self.adapters is None or not self._step.adapted:
+            return self._passes[0]
+        changed = self.adapters.products({row.sequence.adapter for row in rows})
+        return next(way for way in self._passes if changed <= way.products)
 
     def _check(self, row: Row) -> None:
         end = row.first + row.count

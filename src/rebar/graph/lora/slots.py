@@ -7,7 +7,7 @@ last, between two steps, and go first.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 import numpy as np
 from numpy.typing import NDArray
@@ -59,6 +59,7 @@ class AdapterSlots:
             pool.allocate(nbytes, f"adapter {slot}").bytes()[:nbytes] for slot in range(room.slots)
         ]
         self._free = list(range(room.slots - 1, -1, -1))
+        self._products: dict[int, frozenset[str]] = {}
         self._offsets = dict(self._places())
 
     def _places(self) -> Iterator[tuple[Place, tuple[int, int]]]:
@@ -111,9 +112,17 @@ class AdapterSlots:
 
     def install(self, slot: int, pairs: Mapping[Place, LoraPair]) -> None:
         """What the kernels see of a slot from now on."""
+        parts = {place.part for place in pairs}
+        changed = (product for product, of in PRODUCTS.items() if not parts.isdisjoint(of))
+        self._products[slot] = frozenset(changed)
         for (layer, product), table in self._tables.items():
             for i, part in enumerate(PRODUCTS[product]):
                 table.put(slot, i, pairs.get(Place(layer, part)))
+
+    def products(self, slots: Iterable[int]) -> frozenset[str]:
+        """The products of a layer that one of these slots changes."""
+        nothing: frozenset[str] = frozenset()
+        return nothing.union(*(self._products.get(slot, nothing) for slot in slots))
 
     def pack(
         self,
