@@ -147,7 +147,11 @@ def test_tiny_temperatures_beside_a_normal_request(
 
 
 def test_pre_emption_changes_no_answer(path: Path) -> None:
-    """A-e1: after it, output was appended twice, or only the prompt was computed again."""
+    """A-e1: after it, output was appended twice, or only the prompt was computed again.
+
+    Answers take 10 ms, and on a busy machine requests may come further apart: as many rounds are
+    made as it takes until somebody gives way.
+    """
     asked: list[dict[str, Any]] = [
         {"prompt": [40 + 7 * i + j for j in range(20)], "max_tokens": 60, "temperature": 0,
          "logprobs": 2, "ignore_eos": True}
@@ -159,9 +163,14 @@ def test_pre_emption_changes_no_answer(path: Path) -> None:
         assert roomy.service.stats.preemptions == 0
     assert [(answer[1], answer[3]) for answer in alone] == [("length", 60)] * 4
     with tiny_server(path, blocks=12) as narrow:
-        assert [whole(answer) for answer in together(narrow, asked)] == alone
-        streams = [said(answer)[:2] for answer in together(narrow, streamed)]
-        assert streams == [answer[:2] for answer in alone]
+        for body in (asked, streamed) * 20:
+            given = together(narrow, body)
+            if body is asked:
+                assert [whole(answer) for answer in given] == alone
+            else:
+                assert [said(answer)[:2] for answer in given] == [a[:2] for a in alone]
+            if body is streamed and narrow.service.stats.preemptions:
+                break
         assert narrow.service.stats.preemptions > 0, "void: nobody gave way"
 
 
