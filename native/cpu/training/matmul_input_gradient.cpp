@@ -1,8 +1,7 @@
 // dx += dy w for weights of any format.
 //
 // A task is (rows x inputs). It goes through the outputs in blocks of kOutputs: the block's weights are unpacked once as [output][inputs],
-// dy is scaled beside them, and every tile of dx goes on with its sums where the block before left them: one chain over ascending outputs,
-// whatever the blocks. A tile's weights, 128 x 48 floats, are 24 KB and stay in L1 while all rows of the task pass.
+// dy is scaled beside them, and every tile adds the chains of these outputs to dx. A tile's weights, 128 x 48 floats, are 24 KB and stay in L1 while all rows of the task pass.
 #include "cpu/training/kernels.h"
 #include "cpu/training/tile.h"
 #include "cpu/training/unpack.h"
@@ -11,7 +10,7 @@ namespace rb::RB_NS {
 
 namespace {
 
-constexpr int64_t kOutputs = 128, kInputs = 96, kMostRows = 256, kLeastRows = 128, kTasks = 12;
+constexpr int64_t kOutputs = RB_GRADIENT_CHAIN, kInputs = 96, kMostRows = 256, kLeastRows = 128, kTasks = 12;
 static_assert(kInputs % kTileColumns == 0 && kInputs % 32 == 0);
 
 struct Plan {
@@ -35,7 +34,7 @@ struct Area {
 };
 
 // A tile's part for these inputs is a few KB and the next one's lies elsewhere, which the hardware does not foresee: it is asked for two
-// tiles early. Of 49,152 outputs and 128 rows, whose weights come from memory, this takes a tenth of the time.
+// tiles early.
 void ask_for(const rb_matrix& w, int64_t output, int64_t input, int64_t inputs) {
   if (output >= w.n) return;
   const Format& f = kFormats[w.type];
@@ -70,14 +69,12 @@ struct Tile {
   template <int R, int V>
   static void run(float* dx, int64_t stride, int lanes, const float* dy, const float* weights, int64_t outputs) {
     F acc[R][V];
-    RB_UNROLL for (int r = 0; r < R; ++r) {
-      RB_UNROLL for (int v = 0; v + 1 < V; ++v) acc[r][v] = load(dx + r * stride + 16 * v);
-      acc[r][V - 1] = load(dx + r * stride + 16 * (V - 1), lanes);
-    }
+    RB_UNROLL for (int r = 0; r < R; ++r) { RB_UNROLL for (int v = 0; v < V; ++v) acc[r][v] = set1(0.0f); }
     multiply_tile<R, V>(dy, kOutputs, 1, weights, kInputs, outputs, acc);
     RB_UNROLL for (int r = 0; r < R; ++r) {
-      RB_UNROLL for (int v = 0; v + 1 < V; ++v) store(dx + r * stride + 16 * v, acc[r][v]);
-      store(dx + r * stride + 16 * (V - 1), acc[r][V - 1], lanes);
+      float* to = dx + r * stride;
+      RB_UNROLL for (int v = 0; v + 1 < V; ++v) store(to + 16 * v, add(load(to + 16 * v), acc[r][v]));
+      store(to + 16 * (V - 1), add(load(to + 16 * (V - 1), lanes), acc[r][V - 1]), lanes);
     }
   }
 };

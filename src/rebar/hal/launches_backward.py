@@ -2,10 +2,10 @@
 
 The law: a launch of the way back adds into the gradients it names and overwrites nothing; a
 gradient is zeroed by its owner. Each element of a gradient is one chain of fused multiply-adds that
-begins at what stands there, over ascending rows or outputs as said below: the bits depend on shapes
-and inputs alone. Weights are read as the values their format stands for; that activations and the
-KV cache are rounded on the way forward is taken as the identity (straight-through, Bengio et al.,
-arXiv:1308.3432).
+begins at what stands there, over ascending rows or outputs, where nothing else is said: the bits
+depend on shapes and inputs alone. Weights are read as the values their format stands for; that
+activations and the KV cache are rounded on the way forward is taken as the identity
+(straight-through, Bengio et al., arXiv:1308.3432).
 
 A training step computes whole sequences: the rows of a sequence are its positions 0, 1, 2, ...
 """
@@ -21,8 +21,8 @@ from rebar.hal.launch_rules import Activation, Domain, same
 
 @dataclass(frozen=True, slots=True)
 class MatmulInputGradient:
-    """dx (rows, k) += scale dy (rows, n) w; w (n, k) of any format. Ascending n: dx = fma(scale *
-    dy[j], w[j], dx).
+    """dx (rows, k) += scale dy (rows, n) w; w (n, k) of any format. Over ascending n in chains of
+    128: chain = fma(scale * dy[j], w[j], chain) from 0, then dx = dx + chain.
     """
 
     w: Matrix
