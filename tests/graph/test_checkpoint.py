@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import signal
 import subprocess
 import sys
@@ -63,6 +64,7 @@ def test_a_changed_byte_anywhere_is_refused(tmp_path: Path) -> None:
 
 
 def test_broken_ones_are_named_and_passed_over(tmp_path: Path) -> None:
+    """A-l2: the newest name is not the newest whole one."""
     told: list[str] = []
     store = CheckpointStore(tmp_path, keep=5, warn=told.append)
     paths = [store.save(step, {"step": step}, ARRAYS) for step in (10, 20, 30)]
@@ -102,6 +104,26 @@ def test_a_folder_that_takes_nothing_is_told(tmp_path: Path) -> None:
     assert CheckpointStore(tmp_path / "none").newest() is None
 
 
+def test_a_disk_that_is_full_leaves_the_former_as_they_were(tmp_path: Path) -> None:
+    """A-l2: the newest name won although its write was cut. A file that may not grow (here by a
+    limit of the process, which any user can set) is told, taken away, and the former one is found.
+    """
+    told: list[str] = []
+    store = CheckpointStore(tmp_path, warn=told.append)
+    first = store.save(1, {"step": 1}, ARRAYS)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, before[1]))
+    try:
+        with pytest.raises(TrainingError, match="Older ones are as they were"):
+            store.save(2, {"step": 2}, {"values": np.zeros(1 << 20, dtype=np.float32)})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert sorted(p.name for p in tmp_path.iterdir()) == [".checkpoints.lock", first.name]
+    found = store.newest()
+    assert found is not None
+    assert (found.path, found.state, told) == (first, {"step": 1}, [])
+
+
 WRITER = """
 import sys
 import numpy as np
@@ -116,8 +138,8 @@ while True:
 
 
 def test_a_kill_at_any_moment_costs_one_interval(tmp_path: Path) -> None:
-    """Twenty writers are killed in the middle of a save each; the next goes on from what is found,
-    which is what was being written or the one before, and nothing of the dead is left lying about.
+    """A-l2: twenty writers are killed in the middle of a save each; the next goes on from what is
+    found, which is what was being written or the one before, and nothing of the dead is left lying about.
     """
     told: list[str] = []
     store = CheckpointStore(tmp_path, warn=told.append)

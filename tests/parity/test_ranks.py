@@ -53,8 +53,8 @@ def ended(processes: list[Any]) -> list[tuple[int, list[Any], str]]:
 
 
 def test_ranks_with_uneven_data_end_together(tmp_path: Path) -> None:
-    """Five batches, four and none: a rank at its end adds zero and keeps stepping. What comes out
-    is, to the rounding of another order of sums, one process with windows of both.
+    """A-j5: five batches, four and none: a rank at its end adds zero and keeps stepping. What comes
+    out is, to the rounding of another order of sums, one process with windows of both.
     """
     done = ended(start(tmp_path, [5, 4, 0], {}))
     assert [code for code, *_ in done] == [0, 0, 0], done
@@ -75,7 +75,7 @@ def test_ranks_with_uneven_data_end_together(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("fate", ["die", "hang"])
 def test_a_dead_rank_ends_all_with_a_message(tmp_path: Path, fate: str) -> None:
-    """Killed, its connections break at once; stopped, the others wait for the time-out and no
+    """A-j5: killed, its connections break at once; stopped, the others wait for the time-out and no
     longer. The checkpoint of step 2 is there to go on from.
     """
     began = time.monotonic()

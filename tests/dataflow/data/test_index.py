@@ -75,8 +75,8 @@ def test_any_bytes_in_any_chunks(
 
 @pytest.mark.parametrize("tail", [b"", b"\0" * 4096])
 def test_case_j6(tmp_path: Path, tail: bytes) -> None:
-    """A mark that made records vanish, empty lines, no line end at the end of the file, and a tail
-    that was reserved and never written (ragflow 19179, jsonlines 68)."""
+    """A-j6: a mark that made records vanish, empty lines, no line end at the end of the file, and
+    a tail that was reserved and never written (ragflow 19179, jsonlines 68)."""
     path = tmp_path / "d.jsonl"
     path.write_bytes(b'\xef\xbb\xbf{"text":"a"}\r\n\r\n{"text":"b"}\n   \n{"text":"c"}' + tail)
     data = MMapDataset(path)
@@ -92,7 +92,7 @@ def test_files_without_records(tmp_path: Path, content: bytes) -> None:
 
 
 def test_long_lines(tmp_path: Path) -> None:
-    """64 MB in one record, and as many spaces around another."""
+    """A-j6: 64 MB in one record, and as many spaces around another."""
     path, many = tmp_path / "d.jsonl", 64 << 20
     long = b'{"text":"' + b"x" * many + b'"}'
     path.write_bytes(b"{}\n" + long + b"\n" + b" " * many + b"[1]" + b" " * many + b"\n" * 3 + b"2")
@@ -104,6 +104,7 @@ def test_long_lines(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("coding", ["utf-16", "utf-16-le", "utf-16-be", "utf-32"])
 def test_wide_characters_are_named(tmp_path: Path, coding: str) -> None:
+    """A-j6: a file in UTF-16 is told by name."""
     path = tmp_path / "d.jsonl"
     path.write_bytes('{"text":"a"}\n'.encode(coding))
     with pytest.raises(DataError, match=r"line 1: .*UTF-16"):
@@ -112,6 +113,7 @@ def test_wide_characters_are_named(tmp_path: Path, coding: str) -> None:
 
 @pytest.mark.parametrize("broken", [b'{"a":', b"\0", b'{"a": NaN}', b'"\xff"', b"[" * 100_000])
 def test_an_error_says_file_and_line(tmp_path: Path, broken: bytes) -> None:
+    """A-j6: one broken line leaves the others alone."""
     path = tmp_path / "d.jsonl"
     path.write_bytes(b"\n{}\n\r\n" + broken + b"\n{}")
     data = MMapDataset(path)

@@ -66,8 +66,8 @@ def numbers(pipeline: DataPipeline, epoch: int = 0, place: int = 0) -> list[tupl
 
 
 def test_case_j7() -> None:
-    """Workers share one random stream: forked ones repeat each other's numbers, every epoch (torch
-    5059, 41329). 4 workers, a draw a sample, 2 epochs.
+    """A-j7: workers share one random stream: forked ones repeat each other's numbers, every epoch
+    (torch 5059, 41329). 4 workers, a draw a sample, 2 epochs.
     """
     found = {
         (workers, epoch): numbers(DataPipeline(Numbers(100), [Blow()], workers=workers), epoch)
