@@ -139,7 +139,8 @@ while True:
 
 def test_a_kill_at_any_moment_costs_one_interval(tmp_path: Path) -> None:
     """A-l2: twenty writers are killed in the middle of a save each; the next goes on from what is
-    found, which is what was being written or the one before, and nothing of the dead is left lying about.
+    found, which is what was being written or the one before, and nothing of the dead is left lying
+    about.
     """
     told: list[str] = []
     store = CheckpointStore(tmp_path, warn=told.append)
