@@ -84,8 +84,8 @@ def test_data_without_an_answer_is_refused(model: str, tmp_path: Path, capsys: C
     path = tmp_path / "silent.jsonl"
     path.write_text('{"messages": [{"role": "user", "content": "hello"}]}\n' * 3)
     words = ["finetune", model, "--data", str(path), "--out", str(tmp_path / "out"), *FAST]
-    assert main(words) == 2
-    assert "no token of the data is supervised: all 3 samples" in capsys.readouterr().err
+    assert main([*words, "--steps", "1"]) == 2
+    assert "no token of the data is learned: none of its 3 samples" in capsys.readouterr().err
 
 
 def test_show_batch_marks_what_is_learned(model: str, tmp_path: Path, capsys: Capture) -> None:
@@ -145,6 +145,13 @@ def test_a_model_is_made_from_nothing(tmp_path: Path, capsys: Capture) -> None:
     more = ["generate", "Catherine", "--model", done["model"], "--max-tokens", "8", "--json"]
     assert told(capsys, *more)[0]["completion_tokens"] > 0
     assert told(capsys, "inspect", done["model"], "--json")[0]
+
+
+def test_a_text_too_short_to_hold_out_is_told(tmp_path: Path, capsys: Capture) -> None:
+    """Three letters ended in a ValueError of NumPy and the advice to see a doctor."""
+    (tmp_path / "t.txt").write_text("abc")
+    assert main(["train", str(tmp_path / "t.txt"), "--out", str(tmp_path / "out")]) == 2
+    assert "t.txt is too short" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -98,6 +98,11 @@ def train(
     source, held = open_training(text, words, None, options)
     held_out = all_batches(held)
     once, _ = open_training(text, words, None, replace(options, epochs=1, shuffle=False))
+    if not held_out:
+        raise InputError(
+            f"{text} is too short: a twentieth of it is held out, and has no two tokens. Give a "
+            "longer text."
+        )
     with Run.open(out, flags) as run:
         run.note_data(source.survey(), held_out)
         bigram = bigram_loss(_pairs(all_batches(once)), _pairs(held_out), words.vocab_size)

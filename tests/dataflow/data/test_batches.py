@@ -128,6 +128,16 @@ def test_a_document_is_asked_for_once(tmp_path: Path) -> None:
     assert window.supervised == len(ids) - 1
 
 
+def test_data_of_which_nothing_is_learned_is_refused(tmp_path: Path) -> None:
+    """Asked for a number of steps, a run went through such data again and again for ever: a window
+    without an answer is no step, and epochs were not counted.
+    """
+    records: list[object] = [{"messages": [{"role": "user", "content": "only asked"}]}] * 2
+    source = batches(write(tmp_path / "d.jsonl", records), epochs=1000)
+    with pytest.raises(DataError, match="none of its 2 samples holds any"):
+        source.survey()
+
+
 def test_what_is_cut_and_what_asks_nothing_is_counted(tmp_path: Path) -> None:
     records: list[object] = [
         {"prompt": "x" * 200, "completion": "y"},  # cut before the answer

@@ -83,7 +83,7 @@ BAD: dict[str, dict[str, Any]] = {
         "labels": np.zeros(3, int),
     },
     "outside 0": {"images": np.zeros((2, 8, 8), np.uint8), "labels": np.array([0, -1])},
-    "allow_pickle": {"images": np.array([Trap()], object), "labels": np.zeros(1, int)},
+    "plain arrays": {"images": np.array([Trap()], object), "labels": np.zeros(1, int)},
 }
 
 

@@ -145,7 +145,9 @@ class TrainingBatches:
         )
 
     def survey(self) -> Survey:
-        """Reads one epoch to its end and counts; the position stays."""
+        """Reads one epoch to its end and counts; the position stays. DataError where nothing of it
+        would be learned: whoever asks for steps would wait for the first one for ever.
+        """
         n = asked = rows = longest = 0
         places = set()
         with closing(self._sequences(Place())) as stream:
@@ -159,6 +161,12 @@ class TrainingBatches:
         for stage in self.pipeline.stages:
             stage.tally.clear()
         skipped = len(self.pipeline.dataset) - len(places)
+        if not asked:
+            raise DataError(
+                f"no token of the data is learned: none of its {skipped} samples holds any. Look "
+                "at them with --show-batch: answers may be cut off by the context, or no message "
+                "is the assistant's."
+            )
         self._survey = Survey(n, asked, rows, longest, skipped, tallies, remarks)
         return self._survey
 

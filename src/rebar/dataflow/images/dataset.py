@@ -63,8 +63,10 @@ class ArrayImages:
             with path.open("rb") as raw, np.load(raw, allow_pickle=False) as file:
                 arrays = {name: file[name] for name in file.files}
             self.digest = hashlib.sha256(path.read_bytes()).hexdigest()
-        except (OSError, ValueError, EOFError, TypeError, zipfile.BadZipFile) as error:
-            raise _no_images(path, f"{error}") from error
+        except OSError as error:
+            raise _no_images(path, f"{error.strerror or error}") from error
+        except (ValueError, EOFError, TypeError, zipfile.BadZipFile) as error:
+            raise _no_images(path, "it is no .npz file of plain arrays") from error
         images, numbers = arrays.get("images"), arrays.get("labels")
         if images is None or numbers is None or images.dtype != np.uint8:
             raise _no_images(path, "it has no `images` of uint8 and `labels`")
