@@ -89,9 +89,12 @@ def test_linear(rows: int, k: int, n: int) -> None:
     )
 
 
-@given(counts, widths)
+@given(counts, st.integers(8, 80))
 @some
 def test_rms_norm(rows: int, n: int) -> None:
+    """A norm of few values hardly bends: of one it is 1 or -1, and what is left of the gradient is
+    the rounding of terms a thousand times as large (both in our case and in torch's float32).
+    """
     values = {"x": draw(1, rows, n), "w": draw(2, n)}
     compare(
         lambda g, t: g.rms_norm("y", t["x"], t["w"], 1e-5),
