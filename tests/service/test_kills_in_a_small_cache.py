@@ -62,7 +62,7 @@ def test_kills_under_pre_emption_sharing_guesses_and_deadlines(spec: EngineSpec)
         """After so many reports, not so much time: every engine says something on any machine."""
         nonlocal kills
         while kills < KILLS:
-            until = len(heard.reports) + chance.randrange(1, 120)
+            until = len(heard.reports) + chance.randrange(1, 60)
             while len(heard.reports) < until or not supervisor.alive or supervisor.pid is None:
                 await asyncio.sleep(0.001)
             os.kill(supervisor.pid, signal.SIGKILL)
