@@ -6,10 +6,6 @@ using namespace rb::bind;
 
 namespace {
 
-using Rows = std::tuple<Address, int32_t>;  // data, stride in elements
-float* data(const Rows& r) { return at<float>(std::get<0>(r)); }
-int32_t stride(const Rows& r) { return std::get<1>(r); }
-
 void bind_matmul_gradients(Class& c) {
   c.def(
       "matmul_input_gradient",

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -145,50 +146,48 @@ class Matrix:
         return int(self.data.nbytes)
 
 
+class _Flat:
+    """What Vector and Indices share: adjacent values (n,) of the type KIND, named in errors."""
+
+    __slots__ = ()
+    KIND: ClassVar[type[np.generic]]
+    THESE_ARE: ClassVar[str]
+    data: NDArray[Any]
+
+    def __post_init__(self) -> None:
+        data, kind = self.data, np.dtype(self.KIND)
+        if data.ndim != 1 or data.dtype != kind or not data.flags.c_contiguous:
+            raise ShapeError(
+                f"{self.THESE_ARE} adjacent {kind} (n,), not {data.dtype} {data.shape}"
+            )
+
+    @property
+    def n(self) -> int:
+        """Elements."""
+        return int(self.data.shape[0])
+
+    @property
+    def address(self) -> int:
+        """Address of the first element."""
+        return int(self.data.ctypes.data)
+
+
 @dataclass(frozen=True, slots=True, eq=False)
-class Vector:
+class Vector(_Flat):
     """float32 values (n,)."""
 
+    KIND = np.float32
+    THESE_ARE = "a vector is"
     data: NDArray[np.float32]
-
-    def __post_init__(self) -> None:
-        if self.data.ndim != 1 or self.data.dtype != np.float32 or not self.data.flags.c_contiguous:
-            raise ShapeError(
-                f"a vector is adjacent float32 (n,), not {self.data.dtype} {self.data.shape}"
-            )
-
-    @property
-    def n(self) -> int:
-        """Elements."""
-        return int(self.data.shape[0])
-
-    @property
-    def address(self) -> int:
-        """Address of the first element."""
-        return int(self.data.ctypes.data)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Indices:
+class Indices(_Flat):
     """int32 values (n,): target ids."""
 
+    KIND = np.int32
+    THESE_ARE = "indices are"
     data: NDArray[np.int32]
-
-    def __post_init__(self) -> None:
-        if self.data.ndim != 1 or self.data.dtype != np.int32 or not self.data.flags.c_contiguous:
-            raise ShapeError(
-                f"indices are adjacent int32 (n,), not {self.data.dtype} {self.data.shape}"
-            )
-
-    @property
-    def n(self) -> int:
-        """Elements."""
-        return int(self.data.shape[0])
-
-    @property
-    def address(self) -> int:
-        """Address of the first element."""
-        return int(self.data.ctypes.data)
 
 
 class KVFormat(IntEnum):

@@ -9,9 +9,10 @@ from rebar import _native
 from rebar.errors import DeviceError
 from rebar.hal import launches as la
 from rebar.hal import launches_lora
-from rebar.hal.arrays import Matrix, QuantizedRows, Rows, Vector
+from rebar.hal.arrays import QuantizedRows, Rows
 from rebar.hal.backend import Limits, Program, Step, check
 from rebar.hal.cpu_image import record
+from rebar.hal.cpu_operands import address, matrix
 
 ISAS = ("scalar", "avx2", "avx512", "neon")  # rb_isa of native/rebar.h
 
@@ -57,14 +58,6 @@ class CpuBackend:
 def _group(rows: QuantizedRows | None) -> int:
     """Inputs a scale; 0 where nothing is quantized."""
     return 0 if rows is None else rows.group
-
-
-def _address(operand: Rows | QuantizedRows | Vector | None) -> int:
-    return 0 if operand is None else operand.address
-
-
-def _matrix(w: Matrix) -> tuple[int, int, int, int]:
-    return w.address, int(w.format), w.n, w.k
 
 
 class CpuProgram:
@@ -113,7 +106,7 @@ class CpuProgram:
     @_record.register
     def _(self, op: la.Embed) -> None:
         self._native.embed(
-            w=_matrix(op.w), out=op.out.address, out_stride=op.out.stride, scale=op.scale
+            w=matrix(op.w), out=op.out.address, out_stride=op.out.stride, scale=op.scale
         )
 
     @_record.register
@@ -122,7 +115,7 @@ class CpuProgram:
             x=op.x.address,
             weight=op.weight.address,
             y=op.y.address,
-            yq=_address(op.quantized),
+            yq=address(op.quantized),
             x_stride=op.x.stride,
             y_stride=op.y.stride,
             n=op.weight.n,
@@ -147,11 +140,11 @@ class CpuProgram:
     def _(self, op: la.Matmul) -> None:
         quantized = isinstance(op.x, QuantizedRows)
         self._native.matmul(
-            w=_matrix(op.w),
+            w=matrix(op.w),
             x=0 if quantized else op.x.address,
             xq=op.x.address if quantized else 0,
-            bias=_address(op.bias),
-            residual=_address(op.residual),
+            bias=address(op.bias),
+            residual=address(op.residual),
             y=op.y.address,
             x_stride=op.x.stride if isinstance(op.x, Rows) else 0,
             y_stride=op.y.stride,
@@ -226,8 +219,8 @@ class CpuProgram:
             q=op.q.address,
             cache=op.storage.address,
             out=op.out.address,
-            outq=_address(op.quantized),
-            work=_address(op.work),
+            outq=address(op.quantized),
+            work=address(op.work),
             block_stride=op.storage.stride,
             kv_type=int(op.storage.format),
             q_stride=op.q.stride,
@@ -248,7 +241,7 @@ class CpuProgram:
         self._native.gated(
             x=op.x.address,
             y=op.y.address,
-            yq=_address(op.quantized),
+            yq=address(op.quantized),
             x_stride=op.x.stride,
             y_stride=op.y.stride,
             n=op.y.width,
@@ -309,7 +302,7 @@ class CpuProgram:
             slots=op.adapters.address,
             a=op.a.address,
             x=op.x.address,
-            residual=_address(op.residual),
+            residual=address(op.residual),
             y=op.y.address,
             a_stride=op.a.stride,
             x_stride=op.x.stride,

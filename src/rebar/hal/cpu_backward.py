@@ -7,22 +7,8 @@ from functools import singledispatch
 from rebar import _native
 from rebar.errors import DeviceError
 from rebar.hal import launches_backward as lb
-from rebar.hal.arrays import Matrix, Rows, Vector
+from rebar.hal.cpu_operands import address, matrix, rows
 from rebar.hal.launches import Launch
-
-NOTHING = (0, 0)
-
-
-def _rows(rows: Rows | None) -> tuple[int, int]:
-    return NOTHING if rows is None else (rows.address, rows.stride)
-
-
-def _matrix(w: Matrix) -> tuple[int, int, int, int]:
-    return w.address, int(w.format), w.n, w.k
-
-
-def _address(vector: Vector | None) -> int:
-    return 0 if vector is None else vector.address
 
 
 @singledispatch
@@ -34,47 +20,47 @@ def record(launch: Launch, program: _native.Program) -> None:
 @record.register
 def _(op: lb.MatmulInputGradient, program: _native.Program) -> None:
     program.matmul_input_gradient(
-        w=_matrix(op.w), dy=_rows(op.dy), dx=_rows(op.dx), scale=op.scale, domain=int(op.domain)
+        w=matrix(op.w), dy=rows(op.dy), dx=rows(op.dx), scale=op.scale, domain=int(op.domain)
     )
 
 
 @record.register
 def _(op: lb.MatmulWeightGradient, program: _native.Program) -> None:
     program.matmul_weight_gradient(
-        dw=_matrix(op.dw), x=_rows(op.x), dy=_rows(op.dy), scale=op.scale, domain=int(op.domain)
+        dw=matrix(op.dw), x=rows(op.x), dy=rows(op.dy), scale=op.scale, domain=int(op.domain)
     )
 
 
 @record.register
 def _(op: lb.SumRows, program: _native.Program) -> None:
-    program.sum_rows(dy=_rows(op.dy), db=op.db.address, n=op.db.n, domain=int(op.domain))
+    program.sum_rows(dy=rows(op.dy), db=op.db.address, n=op.db.n, domain=int(op.domain))
 
 
 @record.register
 def _(op: lb.AddInto, program: _native.Program) -> None:
     program.add_into(
-        x=_rows(op.x), y=_rows(op.y), n=op.y.width, scale=op.scale, domain=int(op.domain)
+        x=rows(op.x), y=rows(op.y), n=op.y.width, scale=op.scale, domain=int(op.domain)
     )
 
 
 @record.register
 def _(op: lb.Zero, program: _native.Program) -> None:
-    program.zero(y=_rows(op.y), n=op.y.width, domain=int(op.domain))
+    program.zero(y=rows(op.y), n=op.y.width, domain=int(op.domain))
 
 
 @record.register
 def _(op: lb.EmbedGradient, program: _native.Program) -> None:
-    program.embed_gradient(dw=_matrix(op.dw), dy=_rows(op.dy), scale=op.scale)
+    program.embed_gradient(dw=matrix(op.dw), dy=rows(op.dy), scale=op.scale)
 
 
 @record.register
 def _(op: lb.RmsNormGradient, program: _native.Program) -> None:
     program.rms_norm_gradient(
-        x=_rows(op.x),
+        x=rows(op.x),
         weight=op.weight.address,
-        dy=_rows(op.dy),
-        dx=_rows(op.dx),
-        dweight=_address(op.dweight),
+        dy=rows(op.dy),
+        dx=rows(op.dx),
+        dweight=address(op.dweight),
         n=op.weight.n,
         groups=op.groups,
         eps=op.eps,
@@ -85,8 +71,8 @@ def _(op: lb.RmsNormGradient, program: _native.Program) -> None:
 @record.register
 def _(op: lb.RopeGradient, program: _native.Program) -> None:
     program.rope_gradient(
-        dy=_rows(op.dy),
-        dx=_rows(op.dx),
+        dy=rows(op.dy),
+        dx=rows(op.dx),
         table=op.table.address,
         heads=op.heads,
         head_dim=op.head_dim,
@@ -98,13 +84,13 @@ def _(op: lb.RopeGradient, program: _native.Program) -> None:
 @record.register
 def _(op: lb.AttentionGradient, program: _native.Program) -> None:
     program.attention_gradient(
-        q=_rows(op.q),
+        q=rows(op.q),
         cache=op.storage.address,
-        out=_rows(op.out),
-        dout=_rows(op.dout),
-        dq=_rows(op.dq),
-        dk=_rows(op.dk),
-        dv=_rows(op.dv),
+        out=rows(op.out),
+        dout=rows(op.dout),
+        dq=rows(op.dq),
+        dk=rows(op.dk),
+        dv=rows(op.dv),
         block_stride=op.storage.stride,
         kv_type=int(op.storage.format),
         heads=op.heads,
@@ -121,9 +107,9 @@ def _(op: lb.AttentionGradient, program: _native.Program) -> None:
 @record.register
 def _(op: lb.GatedGradient, program: _native.Program) -> None:
     program.gated_gradient(
-        x=_rows(op.x),
-        dy=_rows(op.dy),
-        dx=_rows(op.dx),
+        x=rows(op.x),
+        dy=rows(op.dy),
+        dx=rows(op.dx),
         n=op.dy.width,
         act=int(op.activation),
         domain=int(op.domain),
@@ -132,15 +118,15 @@ def _(op: lb.GatedGradient, program: _native.Program) -> None:
 
 @record.register
 def _(op: lb.SelectGradient, program: _native.Program) -> None:
-    program.select_gradient(dy=_rows(op.dy), dx=_rows(op.dx), n=op.dx.width)
+    program.select_gradient(dy=rows(op.dy), dx=rows(op.dx), n=op.dx.width)
 
 
 @record.register
 def _(op: lb.SoftcapGradient, program: _native.Program) -> None:
     program.softcap_gradient(
-        y=_rows(op.y),
-        dy=_rows(op.dy),
-        dx=_rows(op.dx),
+        y=rows(op.y),
+        dy=rows(op.dy),
+        dx=rows(op.dx),
         n=op.y.width,
         cap=op.cap,
         domain=int(op.domain),
@@ -150,9 +136,9 @@ def _(op: lb.SoftcapGradient, program: _native.Program) -> None:
 @record.register
 def _(op: lb.CrossEntropy, program: _native.Program) -> None:
     program.cross_entropy(
-        logits=_rows(op.logits),
+        logits=rows(op.logits),
         targets=op.targets.address,
-        loss=_rows(op.loss),
+        loss=rows(op.loss),
         n=op.logits.width,
         domain=int(op.domain),
     )
@@ -161,10 +147,10 @@ def _(op: lb.CrossEntropy, program: _native.Program) -> None:
 @record.register
 def _(op: lb.CrossEntropyGradient, program: _native.Program) -> None:
     program.cross_entropy_gradient(
-        logits=_rows(op.logits),
+        logits=rows(op.logits),
         targets=op.targets.address,
-        dloss=_rows(op.dloss),
-        dlogits=_rows(op.dlogits),
+        dloss=rows(op.dloss),
+        dlogits=rows(op.dlogits),
         n=op.logits.width,
         domain=int(op.domain),
     )
