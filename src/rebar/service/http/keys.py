@@ -122,7 +122,7 @@ def tenant_of(key: str) -> str:
 def read_keys(path: Path) -> list[NamedKey]:
     """Of a file with a key a line, `name:key` or `key`, and `admin` behind those of admins.
 
-    A line that begins with # is a comment. Raises InputError naming the line, never what stands in it.
+    A line that begins with # is a comment. Raises InputError naming the line, never what it holds.
     """
     try:
         text = path.read_text(encoding="utf-8")
