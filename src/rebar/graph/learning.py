@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rebar.errors import GradientExplosionError, InputError
-from rebar.graph.backward import Recompute, Scheduler
+from rebar.graph.backward import Choice, Scheduler
 from rebar.graph.batch import Batch
 from rebar.graph.explosion import find_explosion
 from rebar.graph.models.config import DecoderConfig
@@ -37,7 +37,7 @@ class Learner(RecordedLearner):
         parameters: Parameters,
         scheduler: Scheduler,
         targets: Indices,
-        recompute: Recompute,
+        recompute: Choice,
     ) -> None:
         super().__init__(device, parameters, scheduler, recompute)
         self.config = config
