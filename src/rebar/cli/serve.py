@@ -165,7 +165,7 @@ def _book(
     book = AdapterBook()
     if options.room is not None:
         from rebar.dataflow.adapters import AdapterStore
-        from rebar.graph.lora.merge import merged_digests
+        from rebar.graph.weights.provenance import merged_digests
 
         store = AdapterStore(cache, file.config, options.room, merged_digests(file))
         book = AdapterBook(store, options.max_adapters)
