@@ -249,8 +249,10 @@ def write_model(folder: Path, file: ModelFile, learner: Learner) -> dict[str, st
     """Writes the trained model to FOLDER/model.rebar, ready to be opened."""
     from rebar.graph.weights import write_rebar
     from rebar.graph.weights.fresh import trained_model
+    from rebar.graph.weights.provenance import merged_notes
 
     path, origin = folder / "model.rebar", {"tool": "rebar", "source": file.name}
+    origin |= merged_notes(file)
     assert file.vocabulary is not None, "a converted model has its tables"
     with progress() as shown:
         whole = trained_model(file, learner.parameters)

@@ -218,7 +218,7 @@ def write_whole(target: Path, nbytes: int = 0) -> Iterator[IO[bytes]]:
             os.fchmod(sink.fileno(), 0o644)
             os.fsync(sink.fileno())
         os.replace(name, target)
-        _sync_folder(target.parent)
+        sync_folder(target.parent)
     except BaseException:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(name)
@@ -235,7 +235,7 @@ def _reserve(descriptor: int, nbytes: int) -> None:
         os.ftruncate(descriptor, nbytes)
 
 
-def _sync_folder(folder: Path) -> None:
+def sync_folder(folder: Path) -> None:
     """Makes the rename itself survive a power cut."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
