@@ -26,7 +26,9 @@ VERSION = 1
 
 @dataclass(slots=True)
 class Progress:
-    """What a run knows of itself between two steps. waited: evaluations since the best one."""
+    """What a run knows of itself between two steps. waited: evaluations since the best one. owed:
+    the evaluation that was due after the last step was cut short, and is to be made first.
+    """
 
     step: int = 0
     tokens: int = 0
@@ -34,6 +36,7 @@ class Progress:
     best: float | None = None
     best_step: int = 0
     waited: int = 0
+    owed: bool = False
 
 
 def fixed_of(

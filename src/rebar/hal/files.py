@@ -244,6 +244,20 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
+def lock_now(descriptor: int) -> bool:
+    """Takes an exclusive lock on an open file, until it is closed or its holder dies; False when
+    another process has it. A file system that knows no locks keeps nobody away.
+    """
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError as error:
+        if error.errno not in (errno.ENOLCK, errno.EOPNOTSUPP, errno.EINVAL):
+            raise
+    return True
+
+
 @contextlib.contextmanager
 def locked(path: Path) -> Iterator[None]:
     """Holds an exclusive lock on `path` (made when absent), waiting for other processes; freed
