@@ -8,6 +8,7 @@ import pytest
 
 from rebar.cli.run_log import LOG, RunLog, draw, read_curves
 from rebar.cli.training_display import clock
+from rebar.cli.training_flags import TrainingFlags
 from rebar.cli.training_run import again
 from rebar.errors import InputError
 
@@ -46,3 +47,19 @@ def test_the_command_that_goes_on_can_be_pasted() -> None:
     command = again(["/bin/rebar", "finetune", "m", "--out", "a folder"])
     assert command == "rebar finetune m --out 'a folder' --resume"
     assert again(["rebar", "train", "--resume", "x"]) == "rebar train --resume x"
+    many = again(["rebar", "train", "x"], ranks=3)
+    assert many == "torchrun --nproc-per-node 3 -m rebar train x --resume"
+
+
+@pytest.mark.parametrize(
+    ("asked", "here", "threads"),
+    [(None, None, None), (None, "1", None), (None, "x", None), (3, "2", 3), (None, "9999", 1)],
+)
+def test_ranks_of_one_machine_share_its_cores(
+    monkeypatch: pytest.MonkeyPatch, asked: int | None, here: str | None, threads: int | None
+) -> None:
+    """torchrun says how many there are; each once took all cores, and they took them in turns."""
+    monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
+    if here is not None:
+        monkeypatch.setenv("LOCAL_WORLD_SIZE", here)
+    assert TrainingFlags(threads=asked).own_threads == threads

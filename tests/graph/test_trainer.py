@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -185,9 +186,9 @@ def test_a_checkpoint_of_another_run_is_refused_by_name(tmp_path: Path) -> None:
     assert saved is not None
     other = trainer(Source(points(8), seed=1), rate=0.1)
     before = values(other)
-    with pytest.raises(TrainingError, match=r"data was 8/4/4/1/0, is 8/4/4/1/1; schedule was"):
+    with pytest.raises(TrainingError, match=r"/1/0, is 8/4/4/1/1; schedule rate was 0.05, is 0.1"):
         other.resume(saved)
-    with pytest.raises(TrainingError, match="optimizer was"):
+    with pytest.raises(TrainingError, match=r"optimizer\[0\] was AdamW, is Sgd"):
         trainer(Source(points(8)), rule=Sgd()).resume(saved)
     assert values(other) == before
 
@@ -227,6 +228,46 @@ def test_the_last_step_is_evaluated_and_saved(tmp_path: Path) -> None:
     assert saved is not None
     assert saved.state["progress"]["step"] == 7
     assert saved.state["count"] == 7
+
+
+def test_a_held_out_loss_that_is_no_number_is_no_best(tmp_path: Path) -> None:
+    """It cannot be written into a checkpoint, and nothing would ever be better."""
+    far = Points(np.zeros((1, 5), np.float32), np.full(1, np.inf, np.float32))
+    options = TrainerOptions(evaluate_every=1, patience=3)
+    made = trainer(Source(points(64)), options, folder=tmp_path, held_out=[far])
+    records = list(made.run())
+    assert [r.evaluation for r in records] == [math.inf] * 3
+    assert made.progress.best is None
+    assert CheckpointStore(tmp_path).newest() is not None
+
+
+def test_a_best_that_is_gone_is_told_and_the_last_stays(tmp_path: Path) -> None:
+    """Once nothing was said, and the summary told of a best that was not what was written."""
+    told: list[str] = []
+    apart = points(32, seed=3)
+    held = [Points(apart.x, apart.y * np.float32(0.5))]
+    options = TrainerOptions(evaluate_every=2, patience=3)
+    source = Source(points(64), epochs=9)
+    made = trainer(source, options, folder=tmp_path, held_out=held)
+    made.store = CheckpointStore(tmp_path, warn=told.append)
+    for record in made.run():
+        last = values(made)
+        if record.evaluation is not None and record.step > made.progress.best_step:
+            for path in made.store.paths("best"):
+                path.write_bytes(b"gone")
+    assert values(made) == last
+    assert f"the parameters of step {made.progress.best_step}, the best, are not in" in told[-1]
+
+
+def test_a_learner_of_other_settings_does_not_go_on(tmp_path: Path) -> None:
+    source = Source(points(8))
+    list(trainer(source, folder=tmp_path).run())
+    saved = CheckpointStore(tmp_path).newest()
+    assert saved is not None
+    other = trainer(Source(points(8)))
+    other.learner = Line(base="another")
+    with pytest.raises(TrainingError, match="learner base was None, is another"):
+        other.resume(saved)
 
 
 def test_a_loss_that_is_no_number_changes_nothing() -> None:

@@ -125,7 +125,7 @@ def _learner(
         max_context=options.rows,
         kv=kv,
         recompute=flags.recompute,
-        threads=flags.threads,
+        threads=flags.own_threads,
         memory=flags.memory,
         isa=places().isa,
     )

@@ -152,7 +152,7 @@ def _learner(file: ModelFile, options: DataOptions, flags: TrainingFlags) -> Lea
         max_sequences=options.sequences,
         max_context=options.rows,
         recompute=flags.recompute,
-        threads=flags.threads,
+        threads=flags.own_threads,
         memory=flags.memory,
         isa=places().isa,
     )

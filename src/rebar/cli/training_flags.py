@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -69,6 +70,18 @@ class TrainingFlags:
                 "--batch, --batch-tokens, --epochs and --steps are 1 or more. Mend the one below.",
                 param="batch",
             )
+
+    @property
+    def own_threads(self) -> int | None:
+        """Of this process: those asked for, or its share of the cores among torchrun's ranks here.
+        No bit depends on it.
+        """
+        from rebar.hal.machine import read_machine
+
+        here = os.environ.get("LOCAL_WORLD_SIZE", "1")
+        if self.threads is not None or not here.isdigit() or int(here) < 2:
+            return self.threads
+        return max(1, read_machine().cores // int(here))
 
     @property
     def passes(self) -> int:

@@ -14,7 +14,7 @@ import signal
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
@@ -51,29 +51,34 @@ class Run:
     flags: TrainingFlags
     ranks: Collective
     store: CheckpointStore
+    held: ExitStack
     exit_code: int = 0
 
     @classmethod
     def open(cls, folder: Path, flags: TrainingFlags) -> Run:
-        """InputError for a folder that holds a run already, unless it is to be gone on with."""
+        """InputError for a folder that holds a run already, unless it is to be gone on with, and
+        for one in which another process trains now.
+        """
         from rebar.graph.checkpoint import CheckpointStore
 
-        ranks, trouble = joined(flags.rank_timeout), ""
-        if ranks.rank == 0 and (folder / LOG).exists() and not flags.resume:
-            trouble = (
-                f"{folder} holds a run already. Give --resume to go on with it, or another --out."
-            )
-        # All ranks hear of it before any of them writes there.
-        if told := ranks.gather_text(trouble)[0]:
-            ranks.close()
-            raise InputError(told, param="out")
-        return cls(folder, flags, ranks, CheckpointStore(folder / CHECKPOINTS, flags.keep, note))
+        ranks, held = joined(flags.rank_timeout), ExitStack()
+        held.callback(ranks.close)  # or threads of an open group would abort the process
+        try:
+            trouble = _taken(folder, flags, held) if ranks.rank == 0 else ""
+            # All ranks hear of it before any of them writes there.
+            if told := ranks.gather_text(trouble)[0]:
+                raise InputError(told, param="out")
+        except BaseException:
+            held.close()
+            raise
+        store = CheckpointStore(folder / CHECKPOINTS, flags.keep, note)
+        return cls(folder, flags, ranks, store, held)
 
     def __enter__(self) -> Run:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.ranks.close()  # also after an error: threads of an open group would abort the process
+        self.held.close()
 
     @property
     def speaks(self) -> bool:
@@ -131,7 +136,8 @@ class Run:
         if trainer.stopped:
             self.exit_code = STOPPED
             step = trainer.progress.step
-            self.note(f"stopped    at step {step}, saved. Go on with:\n  {again(sys.argv)}")
+            command = again(sys.argv, self.ranks.size)
+            self.note(f"stopped    at step {step}, saved. Go on with:\n  {command}")
         return done
 
     def _trainer(
@@ -200,9 +206,26 @@ def write_model(folder: Path, file: ModelFile, learner: Learner) -> dict[str, st
     return {"model": str(path), "size": format_size(path.stat().st_size)}
 
 
-def again(argv: Sequence[str]) -> str:
+def _taken(folder: Path, flags: TrainingFlags, held: ExitStack) -> str:
+    """Takes the folder for this run, until `held` is closed; what is against it."""
+    from rebar.hal.files import locked
+
+    if (folder / LOG).exists() and not flags.resume:
+        return f"{folder} holds a run already. Give --resume to go on with it, or another --out."
+    try:
+        held.enter_context(locked(folder / CHECKPOINTS / ".run.lock", wait=False))
+    except BlockingIOError:
+        return f"another process trains in {folder} now. Wait for its end, or give another --out."
+    except OSError as error:
+        return f"{folder} cannot be written to: {error.strerror}. Give --out another folder."
+    return ""
+
+
+def again(argv: Sequence[str], ranks: int = 1) -> str:
     """The command that goes on with this run."""
     words = ["rebar", *argv[1:]]
+    if ranks > 1:
+        words = ["torchrun", "--nproc-per-node", str(ranks), "-m", *words]
     return shlex.join(words if "--resume" in words else [*words, "--resume"])
 
 
@@ -211,6 +234,7 @@ def joined(timeout: float) -> Collective:
     from rebar.hal.collective import Place, join
 
     env = os.environ
+    env.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")  # errors come as ours, not as its stack frames
     try:
         rank, size = int(env.get("RANK", "0")), int(env.get("WORLD_SIZE", "1"))
         port = int(env.get("MASTER_PORT", "29500"))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -66,7 +66,7 @@ class ImageLearner(RecordedLearner):
         self._key = np.zeros(2, np.int32)
         self.step = image_step(MAX_WINDOW, max_rows)
         scheduler = self._scheduler_of(parameters)
-        super().__init__(device, parameters, scheduler, recompute)
+        super().__init__(device, parameters, scheduler, recompute, {"network": asdict(config)})
         weights = {parameter.name: parameter.value for parameter in parameters}
         self.classifier = Classifier(config, device, weights, max_rows)
         """The network as it serves now, over the same weights."""

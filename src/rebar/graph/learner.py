@@ -12,6 +12,7 @@ from rebar.graph.backward import Recompute, Scheduler
 from rebar.graph.gradients import Trained
 from rebar.graph.graph import Graph
 from rebar.graph.kv import PagedKVCache, block_bytes
+from rebar.graph.learner_settings import settings_of
 from rebar.graph.learning import Learner as Learner
 from rebar.graph.learning import Loss as Loss
 from rebar.graph.loader import SLACK, adapter_tables, fused_decoder, must_copy, rope_tables
@@ -119,7 +120,8 @@ def open_learner(
     ropes = rope_tables(decoder, device, limits.positions)
     bound.update({tensor: ropes[rope] for rope, tensor in decoder.ropes.items()})
     scheduler = Scheduler(graph, loss, limits, bound, gradients, decoder.head_begin)
-    return Learner(c, device, parameters, scheduler, asked, options.recompute)
+    settings = settings_of(model, parameters, spec, options.kv)
+    return Learner(c, device, parameters, scheduler, asked, options.recompute, settings)
 
 
 def _parameters(device: DeviceManager, c: DecoderConfig, options: LearnerOptions) -> Parameters:

@@ -9,7 +9,8 @@ over them in pieces, so logits never exist for all of them.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,8 +39,9 @@ class Learner(RecordedLearner):
         scheduler: Scheduler,
         targets: Indices,
         recompute: Recompute,
+        settings: Mapping[str, Any] | None = None,
     ) -> None:
-        super().__init__(device, parameters, scheduler, recompute)
+        super().__init__(device, parameters, scheduler, recompute, settings)
         self.config = config
         self._targets = targets.data
         limits = scheduler.limits

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -34,8 +36,9 @@ class Loss:
 
 
 class RecordedLearner:
-    """parameters: what learns. Gradients can be watched, changed and stopped by the name of a node
-    or tensor: `on_gradient`, `stop`, or observers of a run.
+    """parameters: what learns. settings: what else decides the bits of a step, in plain values; it
+    goes into checkpoints and must be equal where a run goes on. Gradients can be watched, changed
+    and stopped by the name of a node or tensor: `on_gradient`, `stop`, or observers of a run.
     """
 
     def __init__(
@@ -44,7 +47,9 @@ class RecordedLearner:
         parameters: Parameters,
         scheduler: Scheduler,
         recompute: Recompute,
+        settings: Mapping[str, Any] | None = None,
     ) -> None:
+        self.settings = dict(settings or {})
         self.device = device
         self.parameters = parameters
         self.recompute = recompute

@@ -8,7 +8,8 @@ error. What is saved is the state between two steps: a run that goes on from it 
 bits as one that was never stopped.
 
 Ranks: each takes windows of its own; a step ends when all have given their gradients. A rank whose
-data is at its end adds nothing and keeps stepping until that of all is.
+data is at its end adds nothing and keeps stepping until that of all is. They must be one run: at
+the start and at each checkpoint they compare settings and the digests of their parameters.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import json
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Generic, TypeVar
 
 from rebar.errors import GradientExplosionError, InputError, TrainingError
@@ -143,6 +144,7 @@ class Trainer(Generic[B]):
         """Makes the steps; a record each. Saves at the end, and when it was asked to stop.
         InputError when no token of the data is supervised.
         """
+        self._check_ranks()
         while not self._enough():
             record = self._step()
             if record is None:
@@ -160,6 +162,20 @@ class Trainer(Generic[B]):
             self.save()
         if self.options.patience is not None and not self.stopped:
             self._take_best()
+
+    def _check_ranks(self) -> None:
+        """TrainingError on every rank unless all are one run at one place with the same bits: sums
+        of gradients over ranks that differ would be no gradient of any of them.
+        """
+        if self.ranks.size == 1:
+            return
+        mine = {
+            "settings": self._fixed() | {"options": asdict(self.options)},
+            "held out batches": len(self.held_out),
+            "step": self.progress.step,
+            "parameters' bits": training_state.values_digest(self.optimizer),
+        }
+        training_state.check_one_run(self._told(mine))
 
     def _enough(self) -> bool:
         patience, most = self.options.patience, self.options.steps
@@ -301,7 +317,7 @@ class Trainer(Generic[B]):
             return None
         loss = self.evaluate()
         progress = self.progress
-        if progress.best is None or loss < progress.best:
+        if math.isfinite(loss) and (progress.best is None or loss < progress.best):
             progress.best, progress.best_step, progress.waited = loss, progress.step, 0
             if self.options.patience is not None:
                 self.save("best")
@@ -313,6 +329,7 @@ class Trainer(Generic[B]):
         """Writes a checkpoint (`best`: the parameters alone). Rank 0 writes, all wait for it."""
         if self.store is None:
             return
+        self._check_ranks()
         positions = self._told(dict(self.source.position))
         trouble = ""
         if self.ranks.rank == 0:
@@ -338,11 +355,22 @@ class Trainer(Generic[B]):
 
     def _fixed(self) -> dict[str, Any]:
         return training_state.fixed_of(
-            self.optimizer, self.schedule, self.source.digest, self.ranks.size, self.options.seed
+            self.learner.settings,
+            self.optimizer,
+            self.schedule,
+            self.source.digest,
+            self.ranks.size,
+            self.options.seed,
         )
 
     def _take_best(self) -> None:
-        best = self.store.newest("best") if self.store is not None else None
-        if best is not None:
-            values = {"values": self.optimizer.parameters.values}
-            training_state.put_arrays(best, values)
+        """The parameters of the best evaluation; where its file is gone, those of the last step."""
+        assert self.store is not None, "patience asks for a store"
+        best = self.store.newest("best")
+        if best is not None and best.state["progress"]["step"] == self.progress.best_step:
+            training_state.put_arrays(best, {"values": self.optimizer.parameters.values})
+        elif self.progress.best is not None:
+            self.store.warn(
+                f"the parameters of step {self.progress.best_step}, the best, are not in "
+                f"{self.store.folder} any more: those of the last step are kept."
+            )

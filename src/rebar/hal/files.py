@@ -205,7 +205,7 @@ def write_whole(target: Path, nbytes: int = 0) -> Iterator[IO[bytes]]:
     full disk is found before any work is done (OSError ENOSPC). Raises OSError as the system
     reports it.
     """
-    target.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(target.parent)
     descriptor, name = tempfile.mkstemp(
         prefix=f".{target.name}.", suffix=".part", dir=target.parent
     )
@@ -235,6 +235,14 @@ def _reserve(descriptor: int, nbytes: int) -> None:
         os.ftruncate(descriptor, nbytes)
 
 
+def make_folder(folder: Path) -> None:
+    """A folder and those above it; new names survive a power cut."""
+    missing = [path for path in (folder, *folder.parents) if not path.exists()]
+    folder.mkdir(parents=True, exist_ok=True)
+    for made in reversed(missing):
+        _sync_folder(made.parent)
+
+
 def _sync_folder(folder: Path) -> None:
     """Makes the rename itself survive a power cut."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
@@ -245,14 +253,14 @@ def _sync_folder(folder: Path) -> None:
 
 
 @contextlib.contextmanager
-def locked(path: Path) -> Iterator[None]:
+def locked(path: Path, *, wait: bool = True) -> Iterator[None]:
     """Holds an exclusive lock on `path` (made when absent), waiting for other processes; freed
-    when the holder dies.
+    when the holder dies. wait False: BlockingIOError when another one holds it.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(path.parent)
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        fcntl.flock(descriptor, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
         yield
     finally:
         os.close(descriptor)
