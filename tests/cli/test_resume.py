@@ -21,7 +21,6 @@ from rebar.cli.run_log import LOG, read_curves
 from rebar.cli.training_run import CHECKPOINTS
 from rebar.graph.checkpoint import CheckpointStore
 from rebar.graph.checkpoint_file import read_checkpoint
-from rebar.hal.files import locked
 from tests.cli.test_finetune import BOOK, chats
 from tests.dataflow.images.test_images import DIGITS
 from tests.tiny import tiny_gguf
@@ -198,12 +197,3 @@ def test_another_network_does_not_go_on(tmp_path: Path, capsys: Capture) -> None
     changed = [word.replace("0.3", "0.2") for word in words]
     assert main([*changed, "--resume"]) == 2
     assert "learner network dropout was 0.3, is 0.2" in capsys.readouterr().err
-
-
-def test_two_runs_in_one_folder_at_once(tmp_path: Path, capsys: Capture) -> None:
-    """Started in one second, neither saw the other's log, and both wrote into it."""
-    words = ["train-images", str(DIGITS), *IMAGES, "--steps", "1", *SAVING]
-    with locked(tmp_path / "run" / CHECKPOINTS / ".run.lock"):
-        assert main([*words, "--out", str(tmp_path / "run")]) == 2
-        assert "another process trains in" in capsys.readouterr().err
-    told(capsys, *words, "--out", str(tmp_path / "run"))

@@ -166,13 +166,6 @@ def test_bytes_then_name_then_folder_are_made_to_last(
     ]  # fmt: skip
 
 
-def test_a_lock_that_is_held_can_be_asked_for_without_waiting(tmp_path: Path) -> None:
-    with locked(tmp_path / "a"), pytest.raises(BlockingIOError), locked(tmp_path / "a", wait=False):
-        pytest.fail("two hold one lock")
-    with locked(tmp_path / "a", wait=False):
-        pass
-
-
 def test_a_failed_write_leaves_the_old_file_and_nothing_else(path: Path) -> None:
     def interrupted() -> None:
         with write_whole(path) as sink:

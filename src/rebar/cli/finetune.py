@@ -12,7 +12,6 @@ from cyclopts import Parameter
 from rebar.cli.models import open_named
 from rebar.cli.options import Json, Model, Offline
 from rebar.cli.output import emit, progress
-from rebar.cli.settings import places
 from rebar.cli.training_flags import LoraFlags, OnError, TrainingFlags
 from rebar.errors import InputError
 
@@ -30,7 +29,10 @@ def finetune(
     model: Model,
     *,
     data: Annotated[Path, Parameter(help="JSONL of conversations, pairs or documents.")],
-    out: Annotated[Path, Parameter(help="Folder for the adapter, log and checkpoints.")],
+    out: Annotated[
+        Path | None,
+        Parameter(help="Folder for the adapter, log and checkpoints; not for --show-batch."),
+    ] = None,
     eval_data: Annotated[Path | None, Parameter(help="JSONL to evaluate on.")] = None,
     max_context: Annotated[
         int | None, Parameter(help="Longest sequence; default: --batch-tokens.")
@@ -55,25 +57,43 @@ def finetune(
     with the bits of a run that was never stopped.
     """
     from rebar.cli.training_run import Run
+    from rebar.graph.learner import open_learner
 
     lora, flags = lora or LoraFlags(), flags or TrainingFlags()
     file = open_named(model, offline=offline)
-    context = min(max_context or flags.batch_tokens, file.config.context_length)
-    options = flags.data_options(context, on_error)
+    options = flags.data_options(_context(file, max_context, flags), on_error)
     source, held_out = _sources(file, data, eval_data, options)
     if show_batch:
         return _show(file, source)
+    if out is None:
+        raise InputError("a run needs a folder to write to. Give --out.", param="out")
     with Run.open(out, flags) as run:
+        flags.check_held_out(sum(batch.tokens for batch in held_out), data, eval_data)
         run.note_data(source.survey(), held_out)
-        run.note(f"model      {model}: {lora.words()}")
-        learner = _learner(file, options, lora, flags, kv)
-        facts = {"model": model, "data": str(data), **asdict(lora), **asdict(flags)}
+        run.note(f"model      {model}")
+        run.note(f"learns     {lora.words()}")
+        wanted = replace(
+            flags.learner_options(options),
+            mode="full" if lora.full else "lora",
+            lora=lora.spec(),
+            kv=kv,
+        )
+        with progress() as shown:
+            learner = open_learner(file, wanted, progress=shown, planned=run.note_plan)
+        facts = {"model": model, "data": str(data), **lora.facts(), **asdict(flags)}
         usual = FULL_RATE if lora.full else LORA_RATE
         done = run.train(learner, source, held_out, usual, facts, f"{model} on {data.name}")
         if run.speaks:
             done |= _write(out, file, model, learner, lora)
             emit(done, json=json)
     return run.exit_code
+
+
+def _context(file: ModelFile, asked: int | None, flags: TrainingFlags) -> int:
+    """The longest sequence."""
+    if asked is not None and asked < 1:
+        raise InputError(f"--max-context {asked} is not 1 or more. Mend it.", param="max_context")
+    return min(asked or flags.batch_tokens, file.config.context_length)
 
 
 def _sources(
@@ -109,28 +129,6 @@ def _show(file: ModelFile, source: TrainingBatches) -> int:
         for text in show_batch(batch, tokenizer, marks=not sys.stdout.isatty()):
             console.print(text)
     return 0
-
-
-def _learner(
-    file: ModelFile, options: DataOptions, lora: LoraFlags, flags: TrainingFlags, kv: KV
-) -> Learner:
-    from rebar.graph.learner import LearnerOptions, open_learner
-
-    wanted = LearnerOptions(
-        mode="full" if lora.full else "lora",
-        lora=lora.spec(),
-        seed=flags.seed,
-        max_rows=max(options.batch_rows, options.rows),
-        max_sequences=options.sequences,
-        max_context=options.rows,
-        kv=kv,
-        recompute=flags.recompute,
-        threads=flags.own_threads,
-        memory=flags.memory,
-        isa=places().isa,
-    )
-    with progress() as shown:
-        return open_learner(file, wanted, progress=shown)
 
 
 def _write(

@@ -10,11 +10,12 @@ from __future__ import annotations
 import os
 import platform
 import shlex
+import shutil
 import signal
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
@@ -23,9 +24,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from rebar.cli.options import format_size
 from rebar.cli.output import note, progress
-from rebar.cli.run_log import LOG, RunLog, draw
+from rebar.cli.run_log import RunLog, draw
 from rebar.cli.training_display import Display
-from rebar.errors import InputError
+from rebar.errors import InputError, TrainingError
 
 if TYPE_CHECKING:
     from rebar.cli.training_flags import TrainingFlags
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from rebar.graph.checkpoint import CheckpointStore
     from rebar.graph.learner import Learner
     from rebar.graph.trainer import StepRecord, Trainer
+    from rebar.graph.training_plan import TrainingPlan
     from rebar.graph.weights import ModelFile
     from rebar.graph.window import BatchSource, Trainee
     from rebar.hal.collective import Collective
@@ -51,34 +53,63 @@ class Run:
     flags: TrainingFlags
     ranks: Collective
     store: CheckpointStore
-    held: ExitStack
+    log: RunLog | None = None
+    plan: TrainingPlan | None = None
     exit_code: int = 0
 
     @classmethod
     def open(cls, folder: Path, flags: TrainingFlags) -> Run:
-        """InputError for a folder that holds a run already, unless it is to be gone on with, and
-        for one in which another process trains now.
+        """InputError for a folder that nothing can be written to, in which a run is at work, or
+        that holds a run already and is not to be gone on with.
         """
         from rebar.graph.checkpoint import CheckpointStore
 
-        ranks, held = joined(flags.rank_timeout), ExitStack()
-        held.callback(ranks.close)  # or threads of an open group would abort the process
-        try:
-            trouble = _taken(folder, flags, held) if ranks.rank == 0 else ""
-            # All ranks hear of it before any of them writes there.
-            if told := ranks.gather_text(trouble)[0]:
-                raise InputError(told, param="out")
-        except BaseException:
-            held.close()
-            raise
-        store = CheckpointStore(folder / CHECKPOINTS, flags.keep, note)
-        return cls(folder, flags, ranks, store, held)
+        ranks, trouble = joined(flags.rank_timeout), ""
+        run = cls(folder, flags, ranks, CheckpointStore(folder / CHECKPOINTS, flags.keep, note))
+        if ranks.rank == 0:
+            try:
+                run.log = RunLog(folder)
+                trouble = run.refused()
+            except InputError as error:
+                trouble = str(error)
+        # All ranks hear of it before any of them writes there.
+        if told := ranks.gather_text(trouble)[0]:
+            run.close()
+            raise InputError(told, param="out")
+        return run
+
+    def refused(self) -> str:
+        """Why the folder is not the right one; empty when it is."""
+        held = self.log is not None and self.log.begun
+        if held and not self.flags.resume:
+            return (
+                f"{self.folder} holds a run already. Give --resume to go on with it, or another "
+                "--out."
+            )
+        if self.flags.resume and not held and not self.store.paths():
+            return (
+                f"{self.folder} holds no run to go on with. Look at --out, or leave out --resume."
+            )
+        return ""
 
     def __enter__(self) -> Run:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.held.close()
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        self.close()
+        if isinstance(error, OSError) and not isinstance(error, BrokenPipeError):
+            place = error.filename or self.folder
+            raise TrainingError(
+                f"{place}: {error.strerror or error}. The run ended, the last checkpoint in "
+                f"{self.store.folder} is as it was. Make room or mend the folder, then go on with "
+                "--resume."
+            ) from error
+
+    def close(self) -> None:
+        """Also after an error: threads of an open group would abort the process."""
+        if self.log is not None:
+            self.log.close()
+        self.ranks.close()
 
     @property
     def speaks(self) -> bool:
@@ -92,14 +123,22 @@ class Run:
 
     def note_data(self, survey: Survey, held_out: Sequence[Batch]) -> None:
         """What there is to learn from."""
+        none = f"; {survey.skipped:,} samples hold none" if survey.skipped else ""
         self.note(
             f"data       {survey.sequences:,} sequences, {survey.rows:,} tokens, "
-            f"{survey.asked:,} of them learned; {survey.skipped:,} samples hold none"
+            f"{survey.asked:,} of them learned{none}"
         )
         for remark in survey.remarks:
             self.note(f"           {remark}")
         if held_out:
             self.note(f"held out   {sum(b.tokens for b in held_out):,} tokens to be guessed")
+
+    def note_plan(self, plan: TrainingPlan) -> None:
+        """What it will take."""
+        self.plan = plan
+        *pools, choice = plan.lines()
+        for line in (*(f"  {line}" for line in pools), choice):
+            self.note(line)
 
     def train(
         self,
@@ -111,26 +150,23 @@ class Run:
         title: str,
     ) -> dict[str, Any]:
         """Trains to the end, or until somebody stops it; the facts of the run."""
-        pools = learner.device.stats().pools
-        self.note(f"memory     {', '.join(f'{p.name} {format_size(p.budget)}' for p in pools)}")
-        trainer = self._trainer(learner, source, held_out, usual_rate, facts)
-        log = RunLog(self.folder) if self.speaks else None
+        if self.plan is not None:
+            pools = {entry.pool: entry.nbytes for entry in self.plan.entries}
+            facts = dict(facts) | {"recompute": self.plan.recompute, "planned_bytes": pools}
+        shown = Display(self.speaks)
+        trainer = self._trainer(learner, source, held_out, usual_rate, facts, shown)
         begun, first = time.perf_counter(), trainer.progress.step
+        self._write("start", {"step": first} | dict(facts) | {"rate": trainer.schedule.rate})
         last: StepRecord | None = None
-        try:
-            with _stopping(trainer), Display(trainer.last, self.speaks) as shown:
-                _write(log, "start", {"step": first} | dict(facts))
-                before = trainer.evaluate() if held_out and not first else None
-                shown.evaluation(0, _evaluated(log, 0, before))
-                for last in trainer.run():
-                    _write(log, "step", _facts(last))
-                    shown.step(last)
-                    shown.evaluation(last.step, _evaluated(log, last.step, last.evaluation))
-            done = _summary(trainer, first, before, last, time.perf_counter() - begun)
-            _write(log, "end", done)
-        finally:
-            if log is not None:
-                log.close()
+        with _stopping(trainer, shown), shown.until(trainer.last):
+            before = self._evaluated(shown, first, trainer.begin())
+            for last in trainer.run():
+                self._write("step", _facts(last))
+                shown.step(last)
+                self._evaluated(shown, last.step, last.evaluation)
+        before = None if first else before
+        done = _summary(trainer, first, before, last, time.perf_counter() - begun)
+        self._write("end", done)
         if self.speaks and last is not None:
             done["plot"] = str(draw(self.folder, title))
         if trainer.stopped:
@@ -147,6 +183,7 @@ class Run:
         held_out: Sequence[B],
         usual_rate: float,
         facts: Mapping[str, Any],
+        shown: Display,
     ) -> Trainer[B]:
         from rebar.graph.optimizer import Optimizer
         from rebar.graph.trainer import Trainer
@@ -157,22 +194,28 @@ class Run:
             source = Share(source, ranks.rank, ranks.size)
         last = flags.last_step(source.windows)
         optimizer = Optimizer(learner.device, learner.parameters, flags.rule(), flags.clip or None)
+        schedule = flags.rates(last, usual_rate)
+        self.note(f"rate       {flags.rate_words(schedule)}")
         trainer = Trainer(
             learner,
             optimizer,
-            flags.rates(last, usual_rate),
+            schedule,
             source,
             flags.trainer_options(last),
             held_out=held_out,
             store=self.store,
             ranks=ranks,
             provenance=dict(facts) | _versions(),
+            evaluating=shown.evaluating,
         )
         if flags.resume:
             self._resume(trainer)
         return trainer
 
     def _resume(self, trainer: Trainer[Any]) -> None:
+        if not self.store.paths():
+            self.note("resume     from the beginning: no checkpoint was written yet")
+            return
         saved = self.store.newest()
         if saved is None:
             raise InputError(
@@ -182,6 +225,17 @@ class Run:
             )
         trainer.resume(saved)
         self.note(f"resume     step {trainer.progress.step}, from {saved.path.name}")
+
+    def _write(self, event: str, facts: Mapping[str, Any]) -> None:
+        if self.log is not None:
+            self.log.write(event, facts)
+
+    def _evaluated(self, shown: Display, step: int, loss: float | None) -> float | None:
+        """A loss on held-out data, when there is one, into the log and before the eyes."""
+        if loss is not None:
+            self._write("evaluation", {"step": step, "loss": loss})
+            shown.evaluation(step, loss)
+        return loss
 
 
 def all_batches(source: TrainingBatches | None) -> list[Batch]:
@@ -196,8 +250,10 @@ def write_model(folder: Path, file: ModelFile, learner: Learner) -> dict[str, st
     """Writes the trained model to FOLDER/model.rebar, ready to be opened."""
     from rebar.graph.weights import write_rebar
     from rebar.graph.weights.fresh import trained_model
+    from rebar.graph.weights.provenance import merged_notes
 
     path, origin = folder / "model.rebar", {"tool": "rebar", "source": file.name}
+    origin |= merged_notes(file)
     assert file.vocabulary is not None, "a converted model has its tables"
     with progress() as shown:
         whole = trained_model(file, learner.parameters)
@@ -206,27 +262,19 @@ def write_model(folder: Path, file: ModelFile, learner: Learner) -> dict[str, st
     return {"model": str(path), "size": format_size(path.stat().st_size)}
 
 
-def _taken(folder: Path, flags: TrainingFlags, held: ExitStack) -> str:
-    """Takes the folder for this run, until `held` is closed; what is against it."""
-    from rebar.hal.files import locked
-
-    if (folder / LOG).exists() and not flags.resume:
-        return f"{folder} holds a run already. Give --resume to go on with it, or another --out."
-    try:
-        held.enter_context(locked(folder / CHECKPOINTS / ".run.lock", wait=False))
-    except BlockingIOError:
-        return f"another process trains in {folder} now. Wait for its end, or give another --out."
-    except OSError as error:
-        return f"{folder} cannot be written to: {error.strerror}. Give --out another folder."
-    return ""
-
-
 def again(argv: Sequence[str], ranks: int = 1) -> str:
-    """The command that goes on with this run."""
-    words = ["rebar", *argv[1:]]
-    if ranks > 1:
-        words = ["torchrun", "--nproc-per-node", str(ranks), "-m", *words]
+    """The command that goes on with this run, for the shell it was called from."""
+    many = ["torchrun", "--nproc-per-node", str(ranks), "-m", "rebar"]
+    words = [*(many if ranks > 1 else _called(argv[0])), *argv[1:]]
     return shlex.join(words if "--resume" in words else [*words, "--resume"])
+
+
+def _called(program: str) -> list[str]:
+    """`rebar` where the shell finds this one by that name, else the way to it."""
+    if Path(program).name != "rebar":
+        return [sys.executable, "-m", "rebar"]
+    found = shutil.which("rebar")
+    return ["rebar" if found and Path(found).resolve() == Path(program).resolve() else program]
 
 
 def joined(timeout: float) -> Collective:
@@ -254,17 +302,6 @@ def _versions() -> dict[str, str]:
         "numpy": metadata.version("numpy"),
         "command": shlex.join(["rebar", *sys.argv[1:]]),
     }
-
-
-def _write(log: RunLog | None, event: str, facts: Mapping[str, Any]) -> None:
-    if log is not None:
-        log.write(event, facts)
-
-
-def _evaluated(log: RunLog | None, step: int, loss: float | None) -> float | None:
-    if loss is not None:
-        _write(log, "evaluation", {"step": step, "loss": loss})
-    return loss
 
 
 def _facts(record: StepRecord) -> dict[str, Any]:
@@ -297,7 +334,7 @@ def _summary(
 
 
 @contextmanager
-def _stopping(trainer: Trainer[Any]) -> Iterator[None]:
+def _stopping(trainer: Trainer[Any], shown: Display) -> Iterator[None]:
     """Ctrl-C and SIGTERM ask the trainer to end; the second of them is what it always was."""
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
 
@@ -305,7 +342,7 @@ def _stopping(trainer: Trainer[Any]) -> Iterator[None]:
         for known, handler in before.items():
             signal.signal(known, handler)
         trainer.stop()
-        note("stopping: saves a checkpoint first (once more: leaves at once)")
+        shown.stopping()
 
     for number in before:
         signal.signal(number, ask)

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rebar.errors import GradientExplosionError, InputError
-from rebar.graph.backward import Recompute, Scheduler
+from rebar.graph.backward import Choice, Scheduler
 from rebar.graph.classifier import SLACK, Classifier, image_step, rows_of
 from rebar.graph.explosion import find_explosion
 from rebar.graph.graph import Graph
@@ -41,7 +41,7 @@ class ImageLearnerOptions:
 
     max_rows: int | None = None
     seed: int = 0
-    recompute: Recompute = "none"
+    recompute: Choice = "auto"
     threads: int | None = None
     memory: int | None = None
     isa: str | None = None
@@ -57,7 +57,7 @@ class ImageLearner(RecordedLearner):
         device: DeviceManager,
         parameters: Parameters,
         max_rows: int,
-        recompute: Recompute,
+        recompute: Choice,
     ) -> None:
         self.config = config
         self.max_rows = max_rows
@@ -66,10 +66,12 @@ class ImageLearner(RecordedLearner):
         self._key = np.zeros(2, np.int32)
         self.step = image_step(MAX_WINDOW, max_rows)
         scheduler = self._scheduler_of(parameters)
-        super().__init__(device, parameters, scheduler, recompute, {"network": asdict(config)})
         weights = {parameter.name: parameter.value for parameter in parameters}
         self.classifier = Classifier(config, device, weights, max_rows)
         """The network as it serves now, over the same weights."""
+        # Last, so that the arena is chosen by what is left.
+        super().__init__(device, parameters, scheduler, recompute)
+        self.settings = {"network": asdict(config)}
 
     def _scheduler_of(self, parameters: Parameters) -> Scheduler:
         tensors = weight_tensors(self.config)

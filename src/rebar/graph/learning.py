@@ -9,14 +9,13 @@ over them in pieces, so logits never exist for all of them.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rebar.errors import GradientExplosionError, InputError
-from rebar.graph.backward import Recompute, Scheduler
+from rebar.graph.backward import Choice, Scheduler
 from rebar.graph.batch import Batch
 from rebar.graph.explosion import find_explosion
 from rebar.graph.models.config import DecoderConfig
@@ -38,10 +37,9 @@ class Learner(RecordedLearner):
         parameters: Parameters,
         scheduler: Scheduler,
         targets: Indices,
-        recompute: Recompute,
-        settings: Mapping[str, Any] | None = None,
+        recompute: Choice,
     ) -> None:
-        super().__init__(device, parameters, scheduler, recompute, settings)
+        super().__init__(device, parameters, scheduler, recompute)
         self.config = config
         self._targets = targets.data
         limits = scheduler.limits

@@ -8,15 +8,16 @@ from typing import Any
 
 import numpy as np
 
-from rebar.errors import MemoryBudgetError, ShapeError
-from rebar.graph.backward import RECOMPUTE, Recompute, Scheduler
+from rebar.errors import ShapeError
+from rebar.graph.backward import RECOMPUTE, Choice, Recompute, Scheduler
 from rebar.graph.graph import Graph
 from rebar.graph.parameters import Parameters
 from rebar.graph.tensor import Tensor
-from rebar.graph.training import Hook, TrainingProgram, plan_arena
+from rebar.graph.training import ArenaPlan, Hook, TrainingProgram, plan_arena
+from rebar.graph.training_plan import ARENA, no_way_fits
 from rebar.hal import DeviceManager
 
-ARENA = "arena"
+SLACK = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +38,11 @@ class Loss:
 
 class RecordedLearner:
     """parameters: what learns. settings: what else decides the bits of a step, in plain values; it
-    goes into checkpoints and must be equal where a run goes on. Gradients can be watched, changed
-    and stopped by the name of a node or tensor: `on_gradient`, `stop`, or observers of a run.
+    goes into checkpoints and must be equal where a run goes on. asked: what may be computed again;
+    recompute: what is. left: bytes that the budget had for the arena.
+
+    Gradients can be watched, changed and stopped by the name of a node or tensor: `on_gradient`,
+    `stop`, or observers of a run.
     """
 
     def __init__(
@@ -46,13 +50,12 @@ class RecordedLearner:
         device: DeviceManager,
         parameters: Parameters,
         scheduler: Scheduler,
-        recompute: Recompute,
-        settings: Mapping[str, Any] | None = None,
+        recompute: Choice,
     ) -> None:
-        self.settings = dict(settings or {})
+        self.settings: Mapping[str, Any] = {}
         self.device = device
         self.parameters = parameters
-        self.recompute = recompute
+        self.asked: Choice = recompute
         self._scheduler = scheduler
         self._hooks: dict[Tensor, list[Hook]] = {}
         self._stopped: set[Tensor] = set()
@@ -118,22 +121,22 @@ class RecordedLearner:
         return named[name]
 
     def _record(self) -> TrainingProgram:
-        plan = plan_arena(self._scheduler, self.recompute)
         if any(pool.name == ARENA for pool in self.device.stats().pools):
             self.device.release(ARENA)
-        try:
-            pool = self.device.create_pool(ARENA, plan.nbytes + 4096)
-        except MemoryBudgetError as error:
-            needs = ", ".join(f"{r}: {n / 1e6:,.0f} MB" for r, n in self.arena_bytes().items())
-            raise MemoryBudgetError(
-                f"activations and gradients of a step need {error.needed / 1e6:,.0f} MB, the "
-                f"budget leaves {error.available / 1e6:,.0f} MB. Give it more with --memory, cut "
-                f"the batch, or compute more again: --recompute ({needs}).",
-                needed=error.needed,
-                available=error.available,
-            ) from error
+        self.left = self.device.unclaimed
+        self.recompute, plan = self._fitting()
+        pool = self.device.create_pool(ARENA, plan.nbytes + SLACK)
         arena = pool.allocate(plan.nbytes, "activations and gradients")
         return TrainingProgram(self.device, self._scheduler, plan, arena, self._hooks)
+
+    def _fitting(self) -> tuple[Recompute, ArenaPlan]:
+        """The first way that was allowed and fits, and the arena with it."""
+        asked = RECOMPUTE if self.asked == "auto" else (self.asked,)
+        for recompute in asked:
+            plan = plan_arena(self._scheduler, recompute)
+            if plan.nbytes + SLACK <= self.left:
+                return recompute, plan
+        raise no_way_fits(self.arena_bytes(), asked, self.left, self._scheduler.limits.rows)
 
     def arena_bytes(self) -> dict[Recompute, int]:
         """What activations and gradients would take, by what is computed again."""

@@ -9,7 +9,6 @@ fixed and the second of the progress.
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -31,7 +30,9 @@ VERSION = 2
 
 @dataclass(slots=True)
 class Progress:
-    """What a run knows of itself between two steps. waited: evaluations since the best one."""
+    """What a run knows of itself between two steps. waited: evaluations since the best one. owed:
+    the evaluation that was due after the last step was cut short, and is to be made first.
+    """
 
     step: int = 0
     tokens: int = 0
@@ -39,6 +40,7 @@ class Progress:
     best: float | None = None
     best_step: int = 0
     waited: int = 0
+    owed: bool = False
 
 
 def fixed_of(
@@ -95,11 +97,6 @@ def arrays_of(optimizer: Optimizer, *, states: bool = True) -> dict[str, F32]:
     return arrays
 
 
-def values_digest(optimizer: Optimizer) -> str:
-    """Of the parameters' bits."""
-    return hashlib.sha256(optimizer.parameters.values.data).hexdigest()
-
-
 def restore(saved: Saved, fixed: Mapping[str, Any], optimizer: Optimizer) -> Progress:
     """Puts parameters, states and count back; what the run knew of itself. TrainingError naming
     what differs, with nothing changed.
@@ -131,17 +128,6 @@ def check_same(saved: Saved, fixed: Mapping[str, Any]) -> None:
             f"{saved.path} is of another run: {'; '.join(told)}. Give the same settings and data "
             "to go on with the same bits, or start anew in another --out."
         )
-
-
-def check_one_run(told: Sequence[Mapping[str, Any]]) -> None:
-    """Raises TrainingError, the same on every rank, unless all have told the same."""
-    for rank, other in enumerate(told):
-        if found := first_differences(told[0], other):
-            differ = "; ".join(f"{what} is {a} on rank 0, {b} on {rank}" for what, a, b in found)
-            raise TrainingError(
-                f"rank {rank} does not train what rank 0 trains: {differ}. Start all ranks by one "
-                "command, with the same files and, to --resume, one --out that all see."
-            )
 
 
 def first_differences(a: object, b: object, most: int = 3) -> list[tuple[str, str, str]]:

@@ -218,7 +218,7 @@ def write_whole(target: Path, nbytes: int = 0) -> Iterator[IO[bytes]]:
             os.fchmod(sink.fileno(), 0o644)
             os.fsync(sink.fileno())
         os.replace(name, target)
-        _sync_folder(target.parent)
+        sync_folder(target.parent)
     except BaseException:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(name)
@@ -240,10 +240,10 @@ def make_folder(folder: Path) -> None:
     missing = [path for path in (folder, *folder.parents) if not path.exists()]
     folder.mkdir(parents=True, exist_ok=True)
     for made in reversed(missing):
-        _sync_folder(made.parent)
+        sync_folder(made.parent)
 
 
-def _sync_folder(folder: Path) -> None:
+def sync_folder(folder: Path) -> None:
     """Makes the rename itself survive a power cut."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
@@ -252,15 +252,29 @@ def _sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
+def lock_now(descriptor: int) -> bool:
+    """Takes an exclusive lock on an open file, until it is closed or its holder dies; False when
+    another process has it. A file system that knows no locks keeps nobody away.
+    """
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError as error:
+        if error.errno not in (errno.ENOLCK, errno.EOPNOTSUPP, errno.EINVAL):
+            raise
+    return True
+
+
 @contextlib.contextmanager
-def locked(path: Path, *, wait: bool = True) -> Iterator[None]:
+def locked(path: Path) -> Iterator[None]:
     """Holds an exclusive lock on `path` (made when absent), waiting for other processes; freed
-    when the holder dies. wait False: BlockingIOError when another one holds it.
+    when the holder dies.
     """
     make_folder(path.parent)
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield
     finally:
         os.close(descriptor)

@@ -9,7 +9,7 @@ from pathlib import Path
 from rebar.errors import InputError
 from rebar.graph import ModelFile, RunnerOptions
 from rebar.graph.lora import Adapter, read_adapter
-from rebar.graph.lora.merge import merged_digests
+from rebar.graph.weights.provenance import merged_digests
 from rebar.service.messages import AdapterOrder, Orders
 from rebar.service.model import ServedAdapter
 

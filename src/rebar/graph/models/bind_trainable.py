@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +25,7 @@ from rebar.graph.weights.model_file import ModelFile, Progress, StoredTensor
 from rebar.graph.weights.pack import pack, packed_nbytes
 from rebar.graph.weights.types import FORMATS
 from rebar.hal import Matrix, Pool, Vector, WeightFormat
+from rebar.hal.files import drop_pages
 
 TILE = 16  # output rows of a packed tile
 
@@ -77,10 +79,13 @@ class TrainableBinder(Binder):
         if not self._learns(group[0].name):
             return super()._bind(group)
         n, k = sum(t.shape[0] for t in group), group[0].shape[1]
-        for t in group:
-            fill(self.parameters[self._name_of(t.name)].value, unpacked(t, self.threads))
+        self._reads += [partial(self._read_values, t) for t in group]
         names = [t.name for t in group]
         return self._learn(Tensor("+".join(names), (n, k), WeightFormat.F32), names)
+
+    def _read_values(self, t: StoredTensor) -> None:
+        fill(self.parameters[self._name_of(t.name)].value, unpacked(t, self.threads), self.threads)
+        drop_pages(t.data)
 
     def _learn(self, tensor: Tensor, names: Sequence[str]) -> Tensor:
         value, gradient = self.parameters.joined([self._name_of(name) for name in names])
