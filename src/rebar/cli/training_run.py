@@ -173,7 +173,8 @@ class Run:
         if trainer.stopped:
             self.exit_code = STOPPED
             step = trainer.progress.step
-            self.note(f"stopped    at step {step}, saved. Go on with:\n  {again(sys.argv)}")
+            command = again(sys.argv, self.ranks.size)
+            self.note(f"stopped    at step {step}, saved. Go on with:\n  {command}")
         return done
 
     def _trainer(
@@ -279,9 +280,10 @@ def write_model(folder: Path, file: ModelFile, learner: Learner, form: Form) -> 
     return {"model": str(path), "size": written_facts(path)["size"]}
 
 
-def again(argv: Sequence[str]) -> str:
+def again(argv: Sequence[str], ranks: int = 1) -> str:
     """The command that goes on with this run, for the shell it was called from."""
-    words = [*_called(argv[0]), *argv[1:]]
+    many = ["torchrun", "--nproc-per-node", str(ranks), "-m", "rebar"]
+    words = [*(many if ranks > 1 else _called(argv[0])), *argv[1:]]
     return shlex.join(words if "--resume" in words else [*words, "--resume"])
 
 
@@ -298,6 +300,7 @@ def joined(timeout: float) -> Collective:
     from rebar.hal.collective import Place, join
 
     env = os.environ
+    env.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")  # errors come as ours, not as its stack frames
     try:
         rank, size = int(env.get("RANK", "0")), int(env.get("WORLD_SIZE", "1"))
         port = int(env.get("MASTER_PORT", "29500"))
