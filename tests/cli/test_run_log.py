@@ -9,6 +9,7 @@ import pytest
 
 from rebar.cli.run_log import LOG, RunLog, draw, read_curves
 from rebar.cli.training_display import SHORT_BAR, STOPPING, Display, clock, words
+from rebar.cli.training_flags import TrainingFlags
 from rebar.cli.training_run import again
 from rebar.errors import InputError
 from rebar.graph.trainer import StepRecord
@@ -114,3 +115,22 @@ def test_the_command_that_goes_on_can_be_pasted(
     assert again(words) == f"{rebar} finetune m --out 'a folder' --resume"
     assert again([str(rebar), "train", "--resume", "x"]) == f"{rebar} train --resume x"
     assert again(["/src/__main__.py", "train"]) == f"{sys.executable} -m rebar train --resume"
+
+
+def test_several_ranks_go_on_as_several() -> None:
+    many = again(["rebar", "train", "x"], ranks=3)
+    assert many == "torchrun --nproc-per-node 3 -m rebar train x --resume"
+
+
+@pytest.mark.parametrize(
+    ("asked", "here", "threads"),
+    [(None, None, None), (None, "1", None), (None, "x", None), (3, "2", 3), (None, "9999", 1)],
+)
+def test_ranks_of_one_machine_share_its_cores(
+    monkeypatch: pytest.MonkeyPatch, asked: int | None, here: str | None, threads: int | None
+) -> None:
+    """torchrun says how many there are; each once took all cores, and they took them in turns."""
+    monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
+    if here is not None:
+        monkeypatch.setenv("LOCAL_WORLD_SIZE", here)
+    assert TrainingFlags(threads=asked).own_threads == threads

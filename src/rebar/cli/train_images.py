@@ -158,7 +158,7 @@ def _learner(config: ConvNetConfig, flags: ImageFlags) -> ImageLearner:
             max_rows=flags.batch_tokens,
             seed=flags.seed,
             recompute=flags.recompute,
-            threads=flags.threads,
+            threads=flags.own_threads,
             memory=flags.memory,
             isa=places().isa,
         ),

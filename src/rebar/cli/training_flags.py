@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -114,6 +115,18 @@ class TrainingFlags:
             )
 
     @property
+    def own_threads(self) -> int | None:
+        """Of this process: those asked for, or its share of the cores among torchrun's ranks here.
+        No bit depends on it.
+        """
+        from rebar.hal.machine import read_machine
+
+        here = os.environ.get("LOCAL_WORLD_SIZE", "1")
+        if self.threads is not None or not here.isdigit() or int(here) < 2:
+            return self.threads
+        return max(1, read_machine().cores // int(here))
+
+    @property
     def passes(self) -> int:
         """Epochs the source offers: with --steps alone, as many as it takes."""
         if self.epochs is not None:
@@ -180,7 +193,7 @@ class TrainingFlags:
             max_sequences=data.sequences,
             max_context=data.rows,
             recompute=self.recompute,
-            threads=self.threads,
+            threads=self.own_threads,
             memory=self.memory,
             isa=places().isa,
         )

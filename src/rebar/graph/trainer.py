@@ -8,16 +8,16 @@ a row have none, the run is an error. What is saved is the state between two ste
 on from it computes the same bits, and evaluates at the same steps, as one that was never stopped.
 
 Ranks: each takes windows of its own; a step ends when all have given their gradients. A rank whose
-data is at its end adds nothing and keeps stepping until that of all is.
+data is at its end adds nothing and keeps stepping until that of all is. They must be one run: at
+the start and at each checkpoint they compare settings and the digests of their parameters.
 """
 
 from __future__ import annotations
 
-import json
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Generic, TypeVar
 
 from rebar.errors import GradientExplosionError, InputError, TrainingError
@@ -26,6 +26,7 @@ from rebar.graph.checkpoint import CheckpointStore, Kind
 from rebar.graph.checkpoint_file import Saved
 from rebar.graph.explosion import Quiet
 from rebar.graph.optimizer import Optimizer
+from rebar.graph.ranks import Brought, brought, check_one_run, told
 from rebar.graph.schedules import Schedule
 from rebar.graph.training_state import Progress
 from rebar.graph.window import BatchSource, Learns, Searches, Window
@@ -33,7 +34,6 @@ from rebar.hal import processes
 from rebar.hal.collective import Alone, Collective
 
 B = TypeVar("B")
-Plain = TypeVar("Plain")  # what JSON can say
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,17 +93,6 @@ class StepRecord:
     evaluation: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class _Share:
-    """What the ranks bring to a step, all together."""
-
-    ended: bool
-    stopped: bool
-    supervised: int
-    skipped: int
-    tokens: int
-
-
 class Trainer(Generic[B]):
     """Trains `learner` with `optimizer` on `source`. held_out: what evaluations read. store: where
     checkpoints go. provenance: what the caller wants to find in them, plain values. evaluating:
@@ -157,6 +146,7 @@ class Trainer(Generic[B]):
         """The evaluation that comes before the steps: of what nothing has changed yet, or the one
         that a stop cut short. None when none is due.
         """
+        self._check_ranks()
         if self.progress.owed:
             self._saved = -1
             return self._judged()
@@ -166,6 +156,7 @@ class Trainer(Generic[B]):
         """Makes the steps; a record each. Saves at the end, and when it was asked to stop.
         InputError when no token of the data is supervised, or none of too many windows in a row.
         """
+        self._check_ranks()
         self._begun = self._clock()
         while not self._enough():
             record = self._step()
@@ -185,6 +176,10 @@ class Trainer(Generic[B]):
         if self.options.patience is not None and not self.stopped:
             self._take_best()
 
+    def _check_ranks(self) -> None:
+        more = {"options": asdict(self.options), "held out batches": len(self.held_out)}
+        check_one_run(self.ranks, self._fixed() | more, self.progress.step, self.optimizer)
+
     def _enough(self) -> bool:
         patience, most = self.options.patience, self.options.steps
         waited = patience is not None and self.progress.waited >= patience
@@ -200,7 +195,7 @@ class Trainer(Generic[B]):
         for _ in range(self.options.empty_windows):
             begin, before = self._clock(), self.source.position
             window = None if self.stopped else self.source.next_window()
-            share = self._share(window)
+            share = brought(self.ranks, window, self.stopped)
             total = None
             if not share.stopped and not share.ended and share.supervised:
                 total = self._gradients(window, share.supervised)
@@ -220,19 +215,6 @@ class Trainer(Generic[B]):
             f"{self.progress.skipped:,} samples were skipped so far, after {self.progress.step:,} "
             "steps. Look at the data with --show-batch, or give a source that ends."
         )
-
-    def _share(self, window: Window[B] | None) -> _Share:
-        told = [window is None, self.stopped, 0, 0, 0]
-        if window is not None:
-            told = [False, self.stopped, window.supervised, window.skipped, window.tokens]
-        ended, stopped, *counts = zip(*self._told(told), strict=True)
-        return _Share(all(ended), any(stopped), *(sum(column) for column in counts))
-
-    def _told(self, value: Plain) -> list[Plain]:
-        """The plain values of all ranks."""
-        if self.ranks.size == 1:
-            return [value]
-        return [json.loads(text) for text in self.ranks.gather_text(json.dumps(value))]
 
     def _gradients(self, window: Window[B] | None, supervised: int) -> float | None:
         """Adds the gradients of a window, of all ranks; the sum of its losses. None when the run
@@ -255,7 +237,7 @@ class Trainer(Generic[B]):
         return sum(self.ranks.gather(total))
 
     def _change(
-        self, total: float, share: _Share, window: Window[B] | None, begin: float
+        self, total: float, share: Brought, window: Window[B] | None, begin: float
     ) -> StepRecord:
         """The optimizer's part of a step, and what is to be told of it."""
         progress, samples = self.progress, window.samples if window else ()
@@ -292,7 +274,7 @@ class Trainer(Generic[B]):
             evaluation=self._judged() if self._evaluation_due() else None,
         )
 
-    def _search(self, window: Window[B] | None, share: _Share) -> None:
+    def _search(self, window: Window[B] | None, share: Brought) -> None:
         """Raises the error that names the node at which the step went wrong, where the learner can
         find it in this rank's share of the window.
         """
@@ -328,12 +310,12 @@ class Trainer(Generic[B]):
             loss = self.learner.evaluate(batch)
             losses.append((loss.total, loss.tokens))
             self._evaluating(len(losses), len(mine))
-        told = self._told((losses, len(losses) < len(mine)))
-        if any(cut for _, cut in told):
+        every = told(self.ranks, (losses, len(losses) < len(mine)))
+        if any(cut for _, cut in every):
             self.stopped = True
             return None
         count = self.ranks.size
-        ordered = [told[i % count][0][i // count] for i in range(len(self.held_out))]
+        ordered = [every[i % count][0][i // count] for i in range(len(self.held_out))]
         if not (tokens := sum(number for _, number in ordered)):
             raise InputError(
                 "no token of the held-out data is supervised. Hold out more, or name other "
@@ -352,7 +334,7 @@ class Trainer(Generic[B]):
         progress.owed = loss is None
         if loss is None:
             return None
-        if progress.best is None or loss < progress.best:
+        if math.isfinite(loss) and (progress.best is None or loss < progress.best):
             progress.best, progress.best_step, progress.waited = loss, progress.step, 0
             if self.options.patience is not None:
                 self.save("best")
@@ -364,7 +346,8 @@ class Trainer(Generic[B]):
         """Writes a checkpoint (`best`: the parameters alone). Rank 0 writes, all wait for it."""
         if self.store is None:
             return
-        positions = self._told(dict(self.source.position))
+        self._check_ranks()
+        positions = told(self.ranks, dict(self.source.position))
         trouble = ""
         if self.ranks.rank == 0:
             state = training_state.state_of(
@@ -375,8 +358,8 @@ class Trainer(Generic[B]):
                 self.store.save(self.progress.step, state, arrays, kind)
             except TrainingError as error:
                 trouble = str(error)
-        if told := next((text for text in self.ranks.gather_text(trouble) if text), ""):
-            raise TrainingError(told)
+        if said := next((text for text in self.ranks.gather_text(trouble) if text), ""):
+            raise TrainingError(said)
         if kind == "checkpoint":
             self._saved = self.progress.step
 
@@ -389,11 +372,22 @@ class Trainer(Generic[B]):
 
     def _fixed(self) -> dict[str, Any]:
         return training_state.fixed_of(
-            self.optimizer, self.schedule, self.source.digest, self.ranks.size, self.options.seed
+            self.learner.settings,
+            self.optimizer,
+            self.schedule,
+            self.source.digest,
+            self.ranks.size,
+            self.options.seed,
         )
 
     def _take_best(self) -> None:
-        best = self.store.newest("best") if self.store is not None else None
-        if best is not None:
-            values = {"values": self.optimizer.parameters.values}
-            training_state.put_arrays(best, values)
+        """The parameters of the best evaluation; where its file is gone, those of the last step."""
+        assert self.store is not None, "patience asks for a store"
+        best = self.store.newest("best")
+        if best is not None and best.state["progress"]["step"] == self.progress.best_step:
+            training_state.put_arrays(best, {"values": self.optimizer.parameters.values})
+        elif self.progress.best is not None:
+            self.store.warn(
+                f"the parameters of step {self.progress.best_step}, the best, are not in "
+                f"{self.store.folder} any more: those of the last step are kept."
+            )

@@ -205,7 +205,7 @@ def write_whole(target: Path, nbytes: int = 0) -> Iterator[IO[bytes]]:
     full disk is found before any work is done (OSError ENOSPC). Raises OSError as the system
     reports it.
     """
-    target.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(target.parent)
     descriptor, name = tempfile.mkstemp(
         prefix=f".{target.name}.", suffix=".part", dir=target.parent
     )
@@ -233,6 +233,14 @@ def _reserve(descriptor: int, nbytes: int) -> None:
         if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL):
             raise
         os.ftruncate(descriptor, nbytes)
+
+
+def make_folder(folder: Path) -> None:
+    """A folder and those above it; new names survive a power cut."""
+    missing = [path for path in (folder, *folder.parents) if not path.exists()]
+    folder.mkdir(parents=True, exist_ok=True)
+    for made in reversed(missing):
+        sync_folder(made.parent)
 
 
 def sync_folder(folder: Path) -> None:
@@ -263,7 +271,7 @@ def locked(path: Path) -> Iterator[None]:
     """Holds an exclusive lock on `path` (made when absent), waiting for other processes; freed
     when the holder dies.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(path.parent)
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
