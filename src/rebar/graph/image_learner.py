@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -71,6 +71,7 @@ class ImageLearner(RecordedLearner):
         """The network as it serves now, over the same weights."""
         # Last, so that the arena is chosen by what is left.
         super().__init__(device, parameters, scheduler, recompute)
+        self.settings = {"network": asdict(config)}
 
     def _scheduler_of(self, parameters: Parameters) -> Scheduler:
         tensors = weight_tensors(self.config)

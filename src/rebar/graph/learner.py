@@ -13,6 +13,7 @@ from rebar.graph.backward import Choice, Scheduler
 from rebar.graph.gradients import Trained
 from rebar.graph.graph import Graph
 from rebar.graph.kv import PagedKVCache
+from rebar.graph.learner_settings import settings_of
 from rebar.graph.learning import Learner as Learner
 from rebar.graph.learning import Loss as Loss
 from rebar.graph.loader import adapter_tables, create_pools, fused_decoder, must_copy, rope_tables
@@ -138,6 +139,7 @@ def open_learner(
     binder.load()
     if spec is not None:
         begin(parameters, c, spec, options.seed)
+    learner.settings = settings_of(model, parameters, spec, options.kv)
     return learner
 
 

@@ -140,6 +140,12 @@ def view(flat: F32, begin: int, shape: tuple[int, ...]) -> Matrix | Vector:
     return Matrix(flat[begin : begin + size].view(np.uint8), WeightFormat.F32, n, k)
 
 
+def matrix(value: Matrix | Vector) -> Matrix:
+    """An operand that is known to be a matrix, as those of adapters are."""
+    assert isinstance(value, Matrix)
+    return value
+
+
 def shape_of(value: Matrix | Vector) -> tuple[int, ...]:
     """(n, k) or (n,)."""
     return (value.n, value.k) if isinstance(value, Matrix) else (value.n,)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -35,8 +37,9 @@ class Loss:
 
 
 class RecordedLearner:
-    """parameters: what learns. asked: what may be computed again; recompute: what is. left: bytes
-    that the budget had for the arena.
+    """parameters: what learns. settings: what else decides the bits of a step, in plain values; it
+    goes into checkpoints and must be equal where a run goes on. asked: what may be computed again;
+    recompute: what is. left: bytes that the budget had for the arena.
 
     Gradients can be watched, changed and stopped by the name of a node or tensor: `on_gradient`,
     `stop`, or observers of a run.
@@ -49,6 +52,7 @@ class RecordedLearner:
         scheduler: Scheduler,
         recompute: Choice,
     ) -> None:
+        self.settings: Mapping[str, Any] = {}
         self.device = device
         self.parameters = parameters
         self.asked: Choice = recompute
