@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from rebar.dataflow.data.files import check_whole, map_data
 from rebar.dataflow.data.index import Index, digest_of, line_number, open_index
-from rebar.dataflow.data.parse import NO_JSON, Json, parse, parse_together
+from rebar.dataflow.data.parse import NO_JSON, Json, parse, parse_records
 from rebar.errors import DataError
 
 
@@ -66,11 +66,12 @@ class MMapDataset:
 
     def __getitems__(self, samples: Sequence[int]) -> list[Json]:
         """Several records, as torch's loader asks for a batch."""
-        if samples and 0 <= min(samples) <= max(samples) < len(self):
-            found = parse_together(self.raws(np.asarray(samples, np.int64)))
-            if found is not None:
-                return found
-        return [self[sample] for sample in samples]
+        if not samples or not 0 <= min(samples) <= max(samples) < len(self):
+            return [self[sample] for sample in samples]
+        values, unread = parse_records(self.raws(np.asarray(samples, np.int64)))
+        for number in unread:
+            values[number] = self[samples[number]]
+        return values
 
     @property
     def digest(self) -> str:

@@ -130,6 +130,8 @@ class DataPipeline:
             done = self._through(chunk.items, number % PROBED_EVERY == 0)
             self._learn(done, chunk)
             yield from done.items
+            # The next chunk is made in the memory of this one, which is in the caches still.
+            del done, chunk
 
     def _ahead(self, epoch: int, place: int) -> Generator[AnyItem]:
         """Chunks are begun while the budget allows; one is always allowed."""
