@@ -9,6 +9,8 @@ ids       both decode and encode every text. Theirs with tokenizers.encode_batch
           ours with Decode and Tokenize on 2 threads.
 shard     ours alone: ids that were encoded once (`encode once` says in which time), cut into
           sequences of 256. It stands beside their `ids`, since both give ids for an epoch.
+processor what a batch costs all processes of a side together: three processes get more of a machine
+          that others use too than one does, and this hardly depends on that.
 memory    what opening and reading adds to all processes together, shared pages counted once.
 """
 
@@ -30,6 +32,7 @@ from bench.tokenizers import long_text, repaired
 
 RECORDS = 600 * BATCH
 TARGET = 5.0
+KEYS = ("batches_s", "processor_us", "ids", "memory_mb")
 
 
 def write_lines(path: Path, count: int = RECORDS) -> None:
@@ -115,8 +118,7 @@ def compare(peers: Path, model: Path, tokenizer: Path, count: int) -> dict[str, 
         seconds = encode_once(lines, model)
         found = rounds(engines(peers, model, theirs, lines), count)
         medians: dict[str, Facts] = {
-            name: {key: median(runs, key) for key in ("batches_s", "ids", "memory_mb")}
-            for name, runs in found.items()
+            name: {key: median(runs, key) for key in KEYS} for name, runs in found.items()
         }
         return medians | {"encode once": {"seconds": seconds}}
 
@@ -138,6 +140,7 @@ def lines_of(found: dict[str, Facts]) -> list[Line]:
         line("ids, no worker", "ids, ours", "ids, torch, no worker"),
         line("ids from a shard", "shard, ours", "ids, torch"),
     ]
+    table.append(processor(found))
     for name in (
         "ids, ours",
         "ids, ours, 8 threads",
@@ -147,11 +150,18 @@ def lines_of(found: dict[str, Facts]) -> list[Line]:
         memory = found.get(name, {}).get("memory_mb")
         own = "ours" in name
         met = None if memory is None or not own else memory <= 50
-        shown = ("", "") if memory is None else (f"{memory:.0f} MB", "")
-        mine, other = shown if own else shown[::-1]
+        both = ("", "") if memory is None else (f"{memory:.0f} MB", "")
+        mine, other = both if own else both[::-1]
         table.append(Line(f"memory: {name}", "50 MB" if own else "", mine, other, "", met))
     seconds = found["encode once"]["seconds"]
     return [*table, same_ids(found), Line("encode once, for the shard", "", f"{seconds:.2f} s")]
+
+
+def processor(found: dict[str, Facts]) -> Line:
+    """What a batch of records costs."""
+    mine, other = (found.get(f"records, {side}", {}).get(KEYS[1]) for side in ("ours", "torch"))
+    shown = f"{other / mine:.1f} x" if mine and other else ""
+    return Line("records, processor us a batch", "", number(mine), number(other), shown)
 
 
 def same_ids(found: dict[str, Facts]) -> Line:

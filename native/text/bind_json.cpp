@@ -4,12 +4,16 @@
 // words, lone surrogates, whole numbers of more than 18 digits, numbers out of range, -0, what lies deeper than kDepth. A record
 // is read whole or not at all. The time of records is in their texts: those are gone through 16 bytes at a time.
 #include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
 
 #include <algorithm>
 #include <array>
 #include <charconv>
+#include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <memory>
+#include <stdexcept>
 #include <string_view>
 #include <vector>
 
@@ -163,7 +167,7 @@ class Record {
     bool high = false;
     const char* begin = ++at_;
     plain<false>(at_, end_, out_, high);
-    if (at_ < end_ && *at_ == '"') return made({begin, static_cast<std::size_t>(at_++ - begin)}, high);
+    if (at_ < end_ && *at_ == '"') return made(begin, at_++ - begin, high);
     if (const auto room = static_cast<std::size_t>(end_ - begin); scratch_.size() < room) scratch_.resize(room);
     out_ = std::copy(begin, at_, scratch_.data());
     while (at_ < end_ && *at_ == '\\') {
@@ -172,19 +176,18 @@ class Record {
     }
     if (at_ == end_ || *at_ != '"') return nullptr;
     ++at_;
-    return made({scratch_.data(), static_cast<std::size_t>(out_ - scratch_.data())}, high);
+    return made(scratch_.data(), out_ - scratch_.data(), high);
   }
 
   // PyUnicode_DecodeUTF8 finds what is no UTF-8: not read here.
-  static PyObject* made(std::string_view utf8, bool high) {
-    const auto nbytes = static_cast<Py_ssize_t>(utf8.size());
+  static PyObject* made(const char* utf8, Py_ssize_t nbytes, bool high) {
     if (high) {
-      PyObject* text = PyUnicode_DecodeUTF8(utf8.data(), nbytes, nullptr);
+      PyObject* text = PyUnicode_DecodeUTF8(utf8, nbytes, nullptr);
       if (text == nullptr && PyErr_ExceptionMatches(PyExc_UnicodeDecodeError)) PyErr_Clear();
       return text;
     }
     PyObject* text = PyUnicode_New(nbytes, 127);
-    if (text != nullptr) std::memcpy(PyUnicode_1BYTE_DATA(text), utf8.data(), utf8.size());
+    if (text != nullptr) std::memcpy(PyUnicode_1BYTE_DATA(text), utf8, static_cast<std::size_t>(nbytes));
     return text;
   }
 
@@ -311,22 +314,45 @@ class Record {
   char* out_ = nullptr;  // behind what was unpacked of a text
 };
 
-nb::tuple parse_records(const nb::list& records) {
-  const std::size_t count = records.size();
-  nb::list values, unread;
-  std::vector<char> scratch;
-  for (std::size_t number = 0; number < count; ++number) {
-    PyObject* record = PyList_GetItem(records.ptr(), static_cast<Py_ssize_t>(number));
-    Py_buffer buffer;
-    if (record == nullptr || PyObject_GetBuffer(record, &buffer, PyBUF_SIMPLE) != 0) throw nb::python_error();
-    PyObject* value =
-        Record({static_cast<const char*>(buffer.buf), static_cast<std::size_t>(buffer.len)}, scratch).read();
-    PyBuffer_Release(&buffer);
+// What was read of several records, in two lists.
+class Found {
+ public:
+  void add(std::string_view text) {
+    PyObject* value = Record(text, scratch_).read();
     if (value == nullptr && PyErr_Occurred() != nullptr) throw nb::python_error();
-    if (value == nullptr) unread.append(number);
-    values.append(value == nullptr ? nb::none() : nb::steal(value));
+    if (value == nullptr) unread_.append(values_.size());
+    values_.append(value == nullptr ? nb::none() : nb::steal(value));
   }
-  return nb::make_tuple(values, unread);
+  nb::tuple lists() const { return nb::make_tuple(values_, unread_); }
+
+ private:
+  nb::list values_, unread_;
+  std::vector<char> scratch_;
+};
+
+nb::tuple parse_records(const nb::list& records) {
+  Found found;
+  for (std::size_t number = 0; number < records.size(); ++number) {
+    const nb::object record = records[number];
+    Py_buffer buffer;
+    if (PyObject_GetBuffer(record.ptr(), &buffer, PyBUF_SIMPLE) != 0) throw nb::python_error();
+    const std::unique_ptr<Py_buffer, decltype(&PyBuffer_Release)> held(&buffer, &PyBuffer_Release);
+    found.add({static_cast<const char*>(buffer.buf), static_cast<std::size_t>(buffer.len)});
+  }
+  return found.lists();
+}
+
+using Bytes = nb::ndarray<const uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Spans = nb::ndarray<const uint64_t, nb::shape<-1, 2>, nb::c_contig, nb::device::cpu>;
+
+nb::tuple parse_spans(const Bytes& data, const Spans& spans) {
+  Found found;
+  for (std::size_t number = 0; number < spans.shape(0); ++number) {
+    const uint64_t begin = spans(number, 0), end = spans(number, 1);
+    if (begin > end || end > data.size()) throw std::out_of_range("a record lies outside of the data");
+    found.add({reinterpret_cast<const char*>(data.data() + begin), end - begin});
+  }
+  return found.lists();
 }
 
 }  // namespace
@@ -337,4 +363,9 @@ void bind_json(nb::module_& m) {
                 "tuple[list[typing.Any], list[int]]"),
         "What the JSON of each record says, as msgspec has it, and the numbers of those left to it (None in the first "
         "list).");
+  m.def(
+      "parse_spans", &parse_spans, nb::arg("data"), nb::arg("spans"),
+      nb::sig("def parse_spans(data: numpy.typing.NDArray[numpy.uint8], spans: numpy.typing.NDArray[numpy.uint64]) -> "
+              "tuple[list[typing.Any], list[int]]"),
+      "The same of the records data[begin:end] for each row (begin, end) of spans.");
 }

@@ -6,12 +6,14 @@ import gc
 import json
 import sys
 
+import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from rebar.dataflow.data import Decode, Item
-from rebar.dataflow.data.parse import NO_JSON, Json, Raw, parse, parse_records
+from rebar.dataflow.data.parse import NO_JSON, Json, Raw, Records, parse, parse_records
+from rebar.dataflow.data.stage import RawItems
 from rebar.errors import DataError
 
 QUIET = settings(deadline=None)
@@ -151,3 +153,43 @@ def test_the_errors_are_msgspecs() -> None:
         assert parse_records([record]) == ([None], [0])
         with pytest.raises(NO_JSON):
             parse(record)
+
+
+@given(st.lists(st.sampled_from(PIECES), max_size=12), st.integers(-9, 9), st.integers(-9, 9))
+@QUIET
+def test_records_where_they_lie(records: list[bytes], begin: int, end: int) -> None:
+    """Parsed together without a view of any, they say what a list of them does; so do parts."""
+    data = np.frombuffer(b"".join(records), np.uint8)
+    ends = np.cumsum([len(record) for record in records], dtype=np.uint64)
+    begins = np.concatenate(([0], ends[:-1])).astype(np.uint64)[: len(ends)]
+    lying = Records(data, np.stack((begins, ends), axis=1))
+    for some, due in ((lying, records), (lying[begin:end], records[begin:end])):
+        assert [bytes(view) for view in some] == due
+        assert [bytes(some[n]) for n in range(len(some))] == due
+        assert some.nbytes.tolist() == list(map(len, due))
+        assert repr(some.parsed()) == repr(parse_records(due))
+
+
+@pytest.mark.parametrize("span", [(0, 4), (3, 2), (4, 5), (2**64 - 1, 2**64 - 1), (0, 2**64 - 1)])
+def test_nothing_outside_of_the_data_is_read(span: tuple[int, int]) -> None:
+    spans = np.array([(0, 1), span], np.uint64)
+    with pytest.raises(IndexError, match="outside of the data"):
+        Records(np.frombuffer(b"123", np.uint8), spans).parsed()
+
+
+def test_items_that_are_made_when_looked_at() -> None:
+    """A stage of a user's goes through them as through any list, the probe of a pipeline through
+    the first ones.
+    """
+    records: list[Raw] = [b"%d" % n for n in range(10)]
+    lazy = RawItems(3, 70, [n * n for n in range(10)], records)
+    made = [Item(3, 70 + n, n * n, record) for n, record in enumerate(records)]
+    assert list(lazy) == made == [lazy[n] for n in range(10)]
+    assert list(lazy[2:5]) == made[2:5] == [lazy[2:5][n] for n in range(3)]
+    assert lazy[-1] == made[-1]
+    assert lazy.having(range(10)) == [item.having(n) for n, item in enumerate(made)]
+    assert Decode(str).process_batch(lazy) == Decode(str).process_batch(made)
+    with pytest.raises(IndexError):
+        lazy[10]
+    with pytest.raises(ValueError, match="consecutive"):
+        lazy[::2]

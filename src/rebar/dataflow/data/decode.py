@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 
 from rebar.dataflow.data.faults import Faults, OnError, Where
 from rebar.dataflow.data.footprint import INT, LARGEST_INT, LIST, SLOT, SMALLEST_INT, items_bytes
-from rebar.dataflow.data.parse import NO_JSON, Json, Raw, parse, parse_records
-from rebar.dataflow.data.stage import Item, Stage
+from rebar.dataflow.data.parse import NO_JSON, Json, Raw, Records, parse, parse_records
+from rebar.dataflow.data.stage import Item, RawItems, Stage
 
 # No part is tried a second time: a text costs as many steps as it has escapes, not characters.
 _TOKEN = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"|[{}\[\]:,]|[^\s"{}\[\]:,]++', re.DOTALL)
@@ -35,9 +35,16 @@ class Decode(Stage[Raw, Json]):
 
     def process_batch(self, batch: Sequence[Item[Raw]]) -> list[Item[Json]]:
         """One item for each record that is JSON."""
-        values, unread = parse_records([item.value for item in batch])
+        if isinstance(batch, RawItems) and isinstance(batch.raws, Records):
+            values, unread = batch.raws.parsed()
+        else:
+            values, unread = parse_records([item.value for item in batch])
         broken = [number for number in unread if not self._read(batch[number], values, number)]
-        done: list[Item[Json]] = list(map(Item.having, batch, values))
+        done: list[Item[Json]] = (
+            batch.having(values)
+            if isinstance(batch, RawItems)
+            else list(map(Item.having, batch, values))
+        )
         for number in reversed(broken):
             del done[number]
         return done
