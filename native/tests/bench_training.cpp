@@ -1,13 +1,16 @@
 // bench_training.cpp: the products of training alone, beside the multiply-adds this processor can do. Not a test; build target
 // rebar_bench_training.
 //
-//   rebar_bench_training [isa]   prints per shape and rows, one thread: GFLOP per second of processor time, and its part of the peak.
+//   rebar_bench_training [isa]        prints per shape and rows, one thread: GFLOP per second of processor time, and its part of the peak
+//   rebar_bench_training [isa] THREADS   the gradient of attention: time on the clock of one thread and of THREADS
 #include <algorithm>
+#include <chrono>
 #include <cstdio>
 #include <cstring>
 #include <ctime>
 
 #include "cpu/probe_tables.h"
+#include "program.h"
 #include "support.h"
 
 namespace {
@@ -69,6 +72,56 @@ double seconds_of(const Shape& s, int32_t isa) {
   return best_seconds([&] { run_launch(isa, s.op, args, rows_step(s.rows)); });
 }
 
+struct Sequences {
+  const char* what;
+  int32_t count, length, heads, kv_heads, head_dim;
+};
+
+// Best time on the clock of the gradient of attention, in seconds.
+double attention_seconds(const Sequences& s, int32_t isa, int threads) {
+  Random random(1);
+  const int32_t rows = s.count * s.length, width = s.heads * s.head_dim, kv = s.kv_heads * s.head_dim;
+  const int32_t stride = s.length / 16, blocks = s.count * stride;
+  std::vector<int32_t> positions(rows), sequences(rows), tables(blocks), nothing(rows, 0);
+  for (int32_t r = 0; r < rows; ++r) positions[r] = r % s.length, sequences[r] = r / s.length;
+  for (int32_t b = 0; b < blocks; ++b) tables[b] = b;
+  rb_step step = rows_step(rows);
+  step.ids = nothing.data(), step.positions = positions.data(), step.sequences = sequences.data();
+  step.tables = tables.data(), step.table_stride = stride, step.logit_rows = 0, step.adapters = nothing.data();
+  const int64_t block = static_cast<int64_t>(rb_kv_bytes(RB_KV_F32, s.kv_heads, s.head_dim));
+  const size_t all = static_cast<size_t>(rows) * width, side = static_cast<size_t>(rows) * kv;
+  std::vector<float> cache = random.normals(static_cast<size_t>(blocks * block / 4));
+  const std::vector<float> q = random.normals(all), out = random.normals(all), dout = random.normals(all);
+  std::vector<float> dq(all), dk(side), dv(side);
+  rb::Pool pool(threads);
+  rb::Program program(pool, isa, {rows, rows, s.count, 1, s.length, blocks, 1});
+  rb_launch launch{RB_OP_ATTENTION_GRADIENT, {}};
+  launch.args.attention_gradient = {q.data(),  reinterpret_cast<const uint8_t*>(cache.data()),
+                                    out.data(), dout.data(), dq.data(), dk.data(), dv.data(), block, RB_KV_F32,
+                                    width, width, width, width, kv, kv, s.heads, s.kv_heads, s.head_dim, 0,
+                                    s.length, blocks, 0.125f, 0.0f};
+  program.add(launch);
+  double best = 1e9;
+  for (int pass = 0; pass < 9; ++pass) {
+    const auto start = std::chrono::steady_clock::now();
+    program.run(step, 0, program.size());
+    best = std::min(best, std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
+  }
+  return best;
+}
+
+int attention(int32_t isa, int threads) {
+  const Sequences cases[] = {{"SmolLM2", 1, 1024, 9, 3, 64}, {"SmolLM2", 4, 256, 9, 3, 64},
+                             {"SmolLM2", 1, 2048, 9, 3, 64}, {"Gemma 3", 1, 1024, 4, 1, 256},
+                             {"Gemma 3", 4, 256, 4, 1, 256}, {"Qwen2.5", 1, 1024, 14, 2, 64}};
+  for (const Sequences& s : cases) {
+    const double one = attention_seconds(s, isa, 1), many = attention_seconds(s, isa, threads);
+    std::printf("dattention %s %d x %4d, kv heads %d: %7.2f ms, %d threads %7.2f ms, %.2f x\n", s.what, s.count, s.length,
+                s.kv_heads, 1e3 * one, threads, 1e3 * many, one / many);
+  }
+  return 0;
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -76,6 +129,7 @@ int main(int argc, char** argv) {
   for (const int32_t each : available_isas()) {
     if (argc > 1 && std::strcmp(argv[1], rb_isa_name(each)) == 0) isa = each;
   }
+  if (argc > 1 && std::atoi(argv[argc - 1]) > 0) return attention(isa, std::atoi(argv[argc - 1]));
   const double peak = multiply_adds_peak(isa);
   std::printf("%s: multiply-adds alone %.1f GFLOP/s\n", rb_isa_name(isa), peak);
   const int32_t down = RB_OP_MATMUL_INPUT_GRADIENT, weight = RB_OP_MATMUL_WEIGHT_GRADIENT, up = RB_OP_MATMUL;

@@ -12,8 +12,9 @@ from rebar.dataflow.models import convert
 from rebar.errors import InputError
 from rebar.graph import ModelFile, Row, Runner, RunnerOptions, SamplingParams, Sequence, load_runner
 from rebar.graph.lora import Adapter, read_adapter
-from rebar.graph.lora.merge import MergeType, dense, encoded, merged, unmerged
+from rebar.graph.lora.merge import MergeType, encoded, merged, unmerged
 from rebar.graph.weights import WeightType, open_model, write_rebar
+from rebar.graph.weights.pack import unpacked
 from tests.graph.harness import F32
 from tests.tiny import tiny_gguf, tiny_hf
 from tests.tiny.adapter import tiny_adapter
@@ -95,10 +96,10 @@ def test_each_weight_is_rounded_to_its_type(
     for place, low in adapter.parts.items():
         name = f"layers.{place.layer}.{place.part}.weight"
         a, b = (m.astype(np.float64) for m in low.matrices())
-        want = (dense(base.tensors[name]) + low.scale * (b @ a)).astype(np.float32)
+        want = (unpacked(base.tensors[name]) + low.scale * (b @ a)).astype(np.float32)
         tensor = whole.tensors[name]
         assert (tensor.type, tensor.packed) == (due, True)
-        values = dense(tensor)
+        values = unpacked(tensor)
         if due != "Q8_0":  # where the test's own writer rounds ties another way
             kind_of = cast(WeightType, due)
             assert encoded(kind_of, want).tobytes() == quantize(kind_of, want)
@@ -118,9 +119,9 @@ def test_a_model_is_merged_from_any_kind_of_file(tmp_path: Path) -> None:
     raw = open_model(tiny_gguf(tmp_path, head_dim=32))
     folder = open_model(tiny_hf(tmp_path, head_dim=32))
     for name in ("layers.0.q.weight", "layers.1.k.weight", "layers.1.up.weight"):
-        want = dense(merged(packed, adapter).tensors[name])
+        want = unpacked(merged(packed, adapter).tensors[name])
         for model in (raw, folder):
-            assert (dense(merged(model, adapter).tensors[name]) == want).all()
+            assert (unpacked(merged(model, adapter).tensors[name]) == want).all()
 
 
 def test_merged_twice_is_refused_and_another_one_is_not(tmp_path: Path) -> None:

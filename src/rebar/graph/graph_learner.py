@@ -80,10 +80,10 @@ class GraphLearner(RecordedLearner):
             bound[tensor] = parameters[tensor.name].value
         gradients = {t: parameters[t.name].gradient for t in g.values}
         limits = Limits(rows=max_rows, positions=max_rows, blocks=1)
-        self._step = Step(max_rows, 1, 1, max_rows)
-        self._step.positions[:] = np.arange(max_rows)
+        step = Step(max_rows, 1, 1, max_rows)
+        step.positions[:] = np.arange(max_rows)
         scheduler = Scheduler(g.graph(loss), loss, limits, bound, gradients)
-        super().__init__(manager, parameters, scheduler, recompute)
+        super().__init__(manager, parameters, scheduler, step, recompute)
 
     def run(
         self,
@@ -92,25 +92,17 @@ class GraphLearner(RecordedLearner):
         observers: Sequence[GradientObserver] = (),
     ) -> Loss:
         """Adds scale * gradient of the sum of the losses into `parameters.gradients`."""
-        count = self._bind(inputs)
-        self.program.weights.data[:count] = scale
-        self.program.forward(self._step, observers)
-        loss = self._loss(count)
-        self.program.backward(self._step, observers)
-        return loss
+        return self._learn(self._bind(inputs), scale, observers)
 
     def evaluate(self, inputs: Mapping[str, NDArray[np.generic]]) -> Loss:
         """The loss alone."""
         count = self._bind(inputs)
-        self.program.forward(self._step)
-        return self._loss(count)
-
-    def _loss(self, count: int) -> Loss:
-        return Loss(float(self.program.losses.data[:count].sum(dtype=np.float64)), count)
+        self.program.forward(self.step)
+        return self._losses(count)
 
     def _bind(self, inputs: Mapping[str, NDArray[np.generic]]) -> int:
         counts = {len(rows) for rows in inputs.values()}
-        room = self._step.positions.size
+        room = self.step.positions.size
         if set(inputs) != set(self._inputs) or len(counts) != 1 or max(counts) > room:
             raise InputError(
                 f"inputs {', '.join(sorted(inputs))} of {sorted(counts)} rows. Give "
@@ -119,7 +111,7 @@ class GraphLearner(RecordedLearner):
         (count,) = counts
         for name, rows in inputs.items():
             self._inputs[name][:count] = rows
-        self._step.rows = count
+        self.step.rows = count
         return count
 
 

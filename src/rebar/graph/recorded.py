@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 
-from rebar.errors import MemoryBudgetError, ShapeError
+from rebar.errors import GradientExplosionError, MemoryBudgetError, ShapeError
 from rebar.graph.backward import RECOMPUTE, Recompute, Scheduler
+from rebar.graph.explosion import Searched, find_explosion
 from rebar.graph.graph import Graph
+from rebar.graph.nodes_loss import CrossEntropy
 from rebar.graph.parameters import Parameters
 from rebar.graph.tensor import Tensor
-from rebar.graph.training import Hook, TrainingProgram, plan_arena
-from rebar.hal import DeviceManager
+from rebar.graph.training import GradientObserver, Hook, TrainingProgram, plan_arena
+from rebar.hal import DeviceManager, Step
 
 ARENA = "arena"
+Batch = TypeVar("Batch")
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,9 +39,18 @@ class Loss:
         return self.total / self.tokens if self.tokens else 0.0
 
 
+def with_loss(graph: Graph, logits: Tensor) -> tuple[Graph, Tensor, Tensor]:
+    """The graph with a loss on its logits: graph, loss and the targets to bind."""
+    targets = Tensor("targets", logits.shape[:1], "i32")
+    loss = Tensor("loss", CrossEntropy.shape(logits.shape))
+    node = CrossEntropy("loss", logits, targets, loss)
+    return Graph([*graph.order, node], (*graph.outputs, loss)), loss, targets
+
+
 class RecordedLearner:
-    """parameters: what learns. Gradients can be watched, changed and stopped by the name of a node
-    or tensor: `on_gradient`, `stop`, or observers of a run.
+    """parameters: what learns. step: what a run is about, filled by the learner. Gradients can be
+    watched, changed and stopped by the name of a node or tensor: `on_gradient`, `stop`, or
+    observers of a run.
     """
 
     def __init__(
@@ -43,10 +58,12 @@ class RecordedLearner:
         device: DeviceManager,
         parameters: Parameters,
         scheduler: Scheduler,
+        step: Step,
         recompute: Recompute,
     ) -> None:
         self.device = device
         self.parameters = parameters
+        self.step = step
         self.recompute = recompute
         self._scheduler = scheduler
         self._hooks: dict[Tensor, list[Hook]] = {}
@@ -64,6 +81,30 @@ class RecordedLearner:
         if self._program is None:
             self._program = self._record()
         return self._program
+
+    def find_explosion(
+        self: Searched[Batch],
+        batches: Sequence[Batch],
+        scale: float,
+        step: int,
+        limit: float = math.inf,
+    ) -> GradientExplosionError:
+        """The error that names the node at which a step went wrong: the micro-batches are run again
+        node by node, from zero gradients, and leave them zero. limit: a gradient's largest norm.
+        """
+        return find_explosion(self, batches, scale, step, limit)
+
+    def _learn(self, count: int, scale: float, observers: Sequence[GradientObserver]) -> Loss:
+        """The bound step, of `count` rows that all have a loss, both ways."""
+        self.program.weights.data[:count] = scale
+        self.program.forward(self.step, observers)
+        loss = self._losses(count)
+        self.program.backward(self.step, observers)
+        return loss
+
+    def _losses(self, count: int) -> Loss:
+        """The losses of the last way forward."""
+        return Loss(float(self.program.losses.data[:count].sum(dtype=np.float64)), count)
 
     def on_gradient(self, name: str, hook: Hook) -> None:
         """Calls hook(gradient), float32 (rows, width), in every run once the gradient of a tensor

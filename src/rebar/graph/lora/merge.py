@@ -15,12 +15,11 @@ from typing import Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from rebar import _native
 from rebar.errors import InputError
 from rebar.graph.lora.folder import Adapter, LowRank
 from rebar.graph.lora.modules import Place
 from rebar.graph.weights.model_file import ModelFile, StoredTensor, WeightType
-from rebar.graph.weights.pack import pack, packed_nbytes
+from rebar.graph.weights.pack import unpacked
 from rebar.graph.weights.types import FORMATS
 
 MergeType = Literal["auto", "F32", "F16", "BF16", "Q8_0"]
@@ -126,19 +125,9 @@ class MergedTensor(StoredTensor):
     def data(self) -> Bytes:
         """The bytes, stored row by row."""
         a, b = self._low.matrices()
-        values = dense(self._tensor).astype(np.float64)
+        values = unpacked(self._tensor).astype(np.float64)
         values += self._low.scale * (b.astype(np.float64) @ a.astype(np.float64))
         return encoded(self.type, values.astype(np.float32))
-
-
-def dense(tensor: StoredTensor) -> F32:
-    """The values of a matrix, stored or packed, in the order of its outputs."""
-    n, k = tensor.shape
-    tiles = tensor.data
-    if not tensor.packed:
-        tiles = np.empty(packed_nbytes(tensor.type, n, k), np.uint8)
-        pack(tensor, tiles)
-    return _native.unpack(FORMATS[tensor.type].native, tiles, n, k)
 
 
 def encoded(kind: WeightType, values: F32) -> Bytes:
