@@ -9,7 +9,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from rebar.errors import GradientExplosionError, MemoryBudgetError, ShapeError
+from rebar.errors import GradientExplosionError, InputError, MemoryBudgetError, ShapeError
 from rebar.graph.backward import RECOMPUTE, Recompute, Scheduler
 from rebar.graph.explosion import Searched, find_explosion
 from rebar.graph.graph import Graph
@@ -112,18 +112,28 @@ class RecordedLearner:
         its output. ShapeError for a name that is none, or whose gradient nobody needs.
         """
         tensor = self._tensor(name)
-        if self._scheduler.home(tensor) not in self._scheduler.needed:
-            raise ShapeError(f"nobody needs the gradient of {name}: what is before it is frozen.")
+        self._watchable(self._scheduler, tensor)
         self._hooks.setdefault(tensor, []).append(hook)
         self._program = None
 
+    @staticmethod
+    def _watchable(scheduler: Scheduler, tensor: Tensor) -> None:
+        home = scheduler.home(tensor)
+        if home not in scheduler.needed or home not in scheduler.watched:
+            raise ShapeError(
+                f"nobody needs the gradient of {tensor.name}: what is before it is frozen, or cut "
+                "off by a stop. Watch a tensor behind what learns, or release the stop."
+            )
+
     def clamp(self, name: str, limit: float) -> None:
-        """Keeps every element of a gradient within -limit .. limit."""
+        """Keeps every element of a gradient within -limit .. limit. InputError below 0."""
+        if not limit >= 0:
+            raise InputError(f"a gradient cannot be kept within {limit:g}; give 0 or more.")
         self.on_gradient(name, lambda gradient: np.clip(gradient, -limit, limit, out=gradient))
 
     def stop(self, name: str) -> None:
         """No gradient passes through the tensor any more. ShapeError when a parameter would get
-        none at all.
+        none at all, or a hook would never be called.
         """
         self._rescheduled(self._stopped | {self._tensor(name)})
 
@@ -135,9 +145,12 @@ class RecordedLearner:
 
     def _rescheduled(self, stopped: set[Tensor]) -> None:
         s = self._scheduler
-        self._scheduler = Scheduler(
+        made = Scheduler(
             s.graph, s.loss, s.limits, s.bound, s.parameters, s.head_begin, frozenset(stopped)
         )
+        for tensor in self._hooks:
+            self._watchable(made, tensor)
+        self._scheduler = made
         self._stopped, self._program = stopped, None
 
     def _tensor(self, name: str) -> Tensor:
