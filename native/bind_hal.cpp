@@ -6,13 +6,13 @@
 #include <nanobind/stl/vector.h>
 
 #include "bind_hal.h"
-#include "bind_image.h"
 #include "bind_step.h"
 
 using namespace rb::bind;
 
-void bind_lora(Class& c);      // native/bind_lora.cpp
-void bind_training(Class& c);  // native/bind_training.cpp
+void bind_image_launches(Class& c);  // native/bind_image.cpp
+void bind_lora(Class& c);            // native/bind_lora.cpp
+void bind_training(Class& c);        // native/bind_training.cpp
 
 namespace {
 

@@ -1,5 +1,5 @@
 // Recording of launches over images (rebar_image.h). hal/launches_image.py has checked their shapes.
-#include "bind_image.h"
+#include "bind_hal.h"
 
 using namespace nanobind::literals;
 using namespace rb::bind;

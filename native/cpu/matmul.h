@@ -79,16 +79,6 @@ RB_INLINE void block_products(const uint8_t* tile, const uint8_t* panel, int k, 
   }
 }
 
-template <int Type>
-RB_INLINE F load_weights(const uint8_t* w) {
-  if constexpr (Type == RB_F32)
-    return load(reinterpret_cast<const float*>(w));
-  else if constexpr (Type == RB_F16)
-    return load_half(reinterpret_cast<const uint16_t*>(w));
-  else
-    return load_bf16(reinterpret_cast<const uint16_t*>(w));
-}
-
 // Rounding errors of a chain grow with its length: chains of RB_FLOAT_CHAIN inputs, added up, keep float32 gradients of a whole model
 // within 1e-4 of torch's, for one addition in 65.
 template <int Type, int R>

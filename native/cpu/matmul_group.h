@@ -37,6 +37,17 @@ struct Traits {
   static constexpr int panel_bytes = 32 + 8 + 4 * extras;
 };
 
+// Sixteen outputs' weights for one input, of a format of floats.
+template <int Type>
+RB_INLINE F load_weights(const uint8_t* w) {
+  if constexpr (Type == RB_F32)
+    return load(reinterpret_cast<const float*>(w));
+  else if constexpr (Type == RB_F16)
+    return load_half(reinterpret_cast<const uint16_t*>(w));
+  else
+    return load_bf16(reinterpret_cast<const uint16_t*>(w));
+}
+
 template <int Type>
 RB_INLINE void load_quants(const uint8_t* group, B* w) {
   constexpr TileShape t = kTiles[Type];

@@ -26,8 +26,6 @@ inline int64_t under(const rb_window& w, int p, int k) {
   return (int64_t{y} * w.width + x) * w.channels + c;
 }
 
-// A matrix (n, k) in tiles of 16 rows.
-inline size_t tiled(int64_t k, int64_t j, int64_t i) { return size(j / 16 * 16 * k + i * 16 + j % 16); }
 inline Floats tiles_of(const Floats& dense, int64_t n, int64_t k) {
   Floats out(size((n + 15) / 16 * 16 * k), 0.0f);
   for (int64_t j = 0; j < n; ++j)

@@ -53,6 +53,9 @@ class Buffer {
   size_t bytes_;
 };
 
+// Where weight (output j, input i) of a matrix with k inputs stands among packed floats: tiles of 16 outputs.
+inline size_t tiled(int64_t k, int64_t j, int64_t i) { return static_cast<size_t>((j / 16 * k + i) * 16 + j % 16); }
+
 enum class Split { kWhole, kSingle, kBackwards };  // how a launch's tasks are handed out
 
 std::vector<int32_t> available_isas();

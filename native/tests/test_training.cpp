@@ -94,7 +94,7 @@ TEST(training, embed_gradient) {
     std::vector<float> expected = dw;
     for (int32_t r = 0; r < kRows; ++r) {
       for (int32_t i = 0; i < k; ++i) {
-        float& e = expected[static_cast<size_t>(ids[r] / 16 * 16 * k + 16 * i + ids[r] % 16)];
+        float& e = expected[tiled(k, ids[r], i)];
         e = std::fma(1.7f, dy[r * k + i], e);
       }
     }

@@ -96,8 +96,10 @@ TEST(training, matmul_weight_gradient) {
       for (int32_t r = 0; r < s.rows; ++r) {
         for (int32_t j = 0; j < s.n; ++j) {
           const float by = scale * dy[r * dy_stride + j];
-          float* to = &expected[static_cast<size_t>(j / 16 * 16 * s.k + j % 16)];
-          for (int32_t i = 0; i < s.k; ++i) to[16 * i] = std::fma(by, x[r * x_stride + i], to[16 * i]);
+          for (int32_t i = 0; i < s.k; ++i) {
+            float& to = expected[tiled(s.k, j, i)];
+            to = std::fma(by, x[r * x_stride + i], to);
+          }
         }
       }
       test_context = std::to_string(s.rows) + " " + std::to_string(s.n) + " " + std::to_string(s.k);

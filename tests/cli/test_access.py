@@ -9,7 +9,7 @@ import pytest
 from rebar.cli.main import build_app, main
 from rebar.cli.serve import _who_may_ask
 from rebar.service.http.access import Access
-from rebar.service.http.keys import ApiKeys, tenant_of
+from rebar.service.http.keys import ApiKeys, NamedKey, tenant_of
 
 
 @pytest.fixture
@@ -21,12 +21,19 @@ def served(monkeypatch: pytest.MonkeyPatch) -> list[Access]:
         seen.append(access)
 
     monkeypatch.setattr("rebar.service.server.serve", serve)
-    monkeypatch.delenv("REBAR_API_KEY", raising=False)
+    for variable in ("REBAR_API_KEY", "REBAR_ADMIN_KEY"):
+        monkeypatch.delenv(variable, raising=False)
     return seen
 
 
 def tenants(access: Access, *keys: str) -> list[str | None]:
-    return [access.keys.tenant([key.encode()]) for key in keys]
+    holders = [access.keys.holder([key.encode()]) for key in keys]
+    return [None if holder is None else holder.tenant for holder in holders]
+
+
+def admins(access: Access, *keys: str) -> list[bool]:
+    holders = [access.keys.holder([key.encode()]) for key in keys]
+    return [holder is not None and holder.admin for holder in holders]
 
 
 def test_without_anything_everybody_may_ask(served: list[Access]) -> None:
@@ -53,10 +60,13 @@ def test_a_variable_and_a_settings_file(
     monkeypatch.setenv("REBAR_API_KEY", "sk-1 sk-2")
     assert main(["serve"]) == 0
     assert tenants(served[0], "sk-1", "sk-2") == [tenant_of("sk-1"), tenant_of("sk-2")]
+    monkeypatch.setenv("REBAR_ADMIN_KEY", "sk-root")
     settings = tmp_path / "rebar.toml"
     settings.write_text('[serve]\napi-key = ["sk-3"]\n')
     assert main(["--config", str(settings), "serve"]) == 0
     assert tenants(served[1], "sk-1", "sk-3") == [None, tenant_of("sk-3")]
+    assert admins(served[0], "sk-1", "sk-root") == [False, False]
+    assert admins(served[1], "sk-3", "sk-root") == [False, True]
 
 
 @pytest.mark.parametrize(
@@ -86,10 +96,11 @@ def test_a_settings_file_without_a_key_starts_nothing(
     served: list[Access], tmp_path: Path, capsys: pytest.CaptureFixture[str], value: str
 ) -> None:
     settings = tmp_path / "rebar.toml"
-    settings.write_text(f"[serve]\napi-key = {value}\n")
-    assert main(["--config", str(settings), "serve"]) == 2
-    assert served == []
-    assert "holds no key" in capsys.readouterr().err
+    for name in ("api-key", "admin_key"):
+        settings.write_text(f"[serve]\n{name} = {value}\n")
+        assert main(["--config", str(settings), "serve"]) == 2
+        assert served == []
+        assert "holds no key" in capsys.readouterr().err
 
 
 def test_a_wrong_key_is_not_printed(
@@ -108,8 +119,9 @@ def test_the_help_says_where_keys_belong(capsys: pytest.CaptureFixture[str]) -> 
 
 @pytest.mark.parametrize(
     ("keys", "host", "word"),
-    [([("", "k")], "0.0.0.0", "there are 1"), ([], "127.0.0.1", "this machine"),
-     ([], "0.0.0.0", "everybody")],
+    [([NamedKey("", "k")], "0.0.0.0", "there are 1, 0 of admins"),
+     ([NamedKey("", "k"), NamedKey("", "a", admin=True)], "0.0.0.0", "there are 2, 1 of admins"),
+     ([], "127.0.0.1", "this machine"), ([], "0.0.0.0", "everybody")],
 )  # fmt: skip
-def test_the_operator_is_told(keys: list[tuple[str, str]], host: str, word: str) -> None:
+def test_the_operator_is_told(keys: list[NamedKey], host: str, word: str) -> None:
     assert word in _who_may_ask(Access(keys=ApiKeys(keys)), host)

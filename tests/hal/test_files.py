@@ -139,6 +139,33 @@ def test_a_whole_write_appears_at_the_end(tmp_path: Path) -> None:
     assert target.stat().st_mode & 0o777 == 0o644
 
 
+def test_bytes_then_name_then_folder_are_made_to_last(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a power cut could undo is undone in no order but this one. A folder that is new has to
+    last in the one above it: there, once, nobody asked for it.
+    """
+    done: list[str] = []
+    fsync, replace = os.fsync, os.replace
+
+    def synced(descriptor: int) -> None:
+        fsync(descriptor)
+        name = Path(os.readlink(f"/proc/self/fd/{descriptor}")).name
+        done.append(f"sync {'the file' if name.startswith('.x.') else name}")
+
+    def renamed(source: str, target: Path) -> None:
+        replace(source, target)
+        done.append(f"name {target.name}")
+
+    monkeypatch.setattr(os, "fsync", synced)
+    monkeypatch.setattr(os, "replace", renamed)
+    with write_whole(tmp_path / "new" / "newer" / "x") as sink:
+        sink.write(b"abc")
+    assert done == [
+        f"sync {tmp_path.name}", "sync new", "sync the file", "name x", "sync newer"
+    ]  # fmt: skip
+
+
 def test_a_failed_write_leaves_the_old_file_and_nothing_else(path: Path) -> None:
     def interrupted() -> None:
         with write_whole(path) as sink:

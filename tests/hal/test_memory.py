@@ -25,6 +25,22 @@ def test_accounting_is_exact_to_the_byte() -> None:
     assert stats.fragmentation == 1 - 3072 / 3328
 
 
+def test_a_block_is_fresh_until_somebody_had_it() -> None:
+    """Fresh memory is zero and costs nothing yet: who needs zeros need not write them."""
+    pool = Pool("p", 1536)
+    first = pool.allocate(512, "first")
+    assert first.fresh
+    first.bytes()[:] = 7
+    pool.free(first)
+    again, behind = pool.allocate(256, "again"), pool.allocate(512, "behind")
+    assert not again.fresh
+    assert not behind.fresh  # its first half was the second of the first block
+    assert behind.bytes()[:256].all()
+    last = pool.allocate(256, "last")
+    assert last.fresh
+    assert not last.bytes().any()
+
+
 def test_blocks_are_aligned_and_writable() -> None:
     pool = Pool("test", 1 << 16)
     block = pool.allocate(100, "x")

@@ -17,12 +17,17 @@ from hypothesis import strategies as st
 from rebar.cli.options import AccessFlags
 from rebar.errors import InputError
 from rebar.service.http.access import Access
-from rebar.service.http.keys import MAX_GIVEN, ApiKeys, read_keys, tenant_of
+from rebar.service.http.keys import MAX_GIVEN, ApiKeys, Holder, NamedKey, read_keys, tenant_of
 from tests.service.fakes import ScriptedRunner, words
 from tests.service.live import CHAT, NAME, PROBE, Live, serving
 
 ALICE, BOB, PLAIN_KEY = "sk-alice-1", "sk-bob:with:colons", "sk-nobody-in-particular"
-KEYS = [("alice", ALICE), ("alice", "sk-alice-2"), ("bob", BOB), ("", PLAIN_KEY)]
+KEYS = [
+    NamedKey("alice", ALICE),
+    NamedKey("alice", "sk-alice-2"),
+    NamedKey("bob", BOB),
+    NamedKey("", PLAIN_KEY),
+]
 OPEN_PATHS = ["/health", "/health/ready", "/health/live", "/metrics"]
 
 
@@ -186,20 +191,27 @@ def test_every_key_is_compared(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hmac, "compare_digest", counting)
     for given_key in (ALICE, BOB, "", "x" * 10_000):
         count[0] = 0
-        keys.tenant([given_key.encode()])
+        keys.holder([given_key.encode()])
         assert count[0] == len(KEYS)
-    assert keys.tenant([b"no"] * MAX_GIVEN + [ALICE.encode()]) is None
-    assert keys.tenant([b"no", ALICE.encode()]) == "alice"
+    assert keys.holder([b"no"] * MAX_GIVEN + [ALICE.encode()]) is None
+    assert keys.holder([b"no", ALICE.encode()]) == Holder("alice", admin=False)
 
 
 def test_a_file_of_keys(tmp_path: Path) -> None:
     path = tmp_path / "keys"
-    path.write_text(f"# ours\n\n alice : {ALICE} \r\nbob:{BOB}\n{PLAIN_KEY}\n")
-    assert read_keys(path) == [("alice", ALICE), ("bob", BOB), ("", PLAIN_KEY)]
-    access = AccessFlags(api_key=("sk-flag",), api_keys_file=path).access()
-    assert len(access.keys) == 4
-    assert access.keys.tenant([b"sk-flag"]) == tenant_of("sk-flag")
-    assert access.keys.tenant([BOB.encode()]) == "bob"
+    path.write_text(f"# ours\n\n alice : {ALICE} \r\nbob:{BOB}\tadmin\n{PLAIN_KEY}\nadmin admin\n")
+    assert read_keys(path) == [
+        NamedKey("alice", ALICE),
+        NamedKey("bob", BOB, admin=True),
+        NamedKey("", PLAIN_KEY),
+        NamedKey("", "admin", admin=True),
+    ]
+    flags = AccessFlags(api_key=("sk-flag", "sk-both"), admin_key=("sk-both",), api_keys_file=path)
+    keys = flags.access().keys
+    assert (len(keys), keys.admins) == (6, 3)
+    assert keys.holder([b"sk-flag"]) == Holder(tenant_of("sk-flag"), admin=False)
+    assert keys.holder([b"sk-both"]) == Holder(tenant_of("sk-both"), admin=True)
+    assert keys.holder([BOB.encode()]) == Holder("bob", admin=True)
 
 
 @pytest.mark.parametrize(
@@ -211,6 +223,8 @@ def test_a_file_of_keys(tmp_path: Path) -> None:
         (":sk-secret", "no name before the colon"),
         ("a b:sk-secret", "line 1.*name"),
         ("ok:fine\nalice:sk secret", "line 2"),
+        ("alice:sk-secret root", "line 1"),
+        ("alice: admin", "line 1"),
         ("alice:sk-secret\nbob:sk-secret", "two tenants"),
     ],
 )

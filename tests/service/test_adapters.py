@@ -17,7 +17,7 @@ import pytest
 from rebar.graph import Row, Sampled
 from rebar.service.engine import InferenceEngine
 from rebar.service.http.access import Access
-from rebar.service.http.keys import ApiKeys
+from rebar.service.http.keys import ApiKeys, NamedKey
 from rebar.service.worker import EngineWorker
 from tests.service.adapted import (
     ASKED,
@@ -293,15 +293,25 @@ def test_a_page_of_another_origin_cannot_ask_for_it(server: Served, folder: Path
     assert "poet" in [m["id"] for m in server.http.get("/v1/models").json()["data"]]
 
 
-def test_a_key_is_needed_where_there_are_keys(folder: Path, tmp_path: Path) -> None:
+def test_an_admins_key_is_needed_where_there_are_keys(folder: Path, tmp_path: Path) -> None:
+    """Whoever had any key could take other tenants' adapters away, and have the server read any of
+    its folders.
+    """
     service = service_of(folder, tmp_path, "pirate")
-    with running(service, access=Access(keys=ApiKeys([("a", "sk-a")]))) as port:
+    keys = ApiKeys([NamedKey("a", "sk-a"), NamedKey("a", "sk-root", admin=True)])
+    with running(service, access=Access(keys=keys)) as port:
         url = f"http://127.0.0.1:{port}"
-        for key, status in (("sk-b", 401), (None, 401), ("sk-a", 200)):
+        for key, status in (("sk-b", 401), (None, 401), ("sk-a", 403), ("sk-root", 200)):
             headers = {} if key is None else {"Authorization": f"Bearer {key}"}
             with httpx.Client(base_url=url, trust_env=False, headers=headers) as http:
-                answer = http.post(UNLOAD, json={"lora_name": "pirate"})
-                assert answer.status_code == status
+                load = http.post(LOAD, json={"lora_name": "new", "lora_path": "/nowhere"})
+                unload = http.post(UNLOAD, json={"lora_name": "pirate"})
+                names = [m["id"] for m in http.get("/v1/models").json().get("data", [])]
+            assert unload.status_code == status
+            assert load.status_code == (400 if status == 200 else status)
+            if status == 403:
+                assert load.json()["error"]["code"] == "admin_key_needed"
+                assert names == ["m", "pirate"]
 
 
 def test_a_server_without_room_says_which_flag(live: Live) -> None:

@@ -10,7 +10,7 @@ import pytest
 from rebar.errors import InputError
 from rebar.service.http.access import Access
 from rebar.service.http.cors import ANY, checked_origins
-from rebar.service.http.keys import ApiKeys
+from rebar.service.http.keys import ApiKeys, NamedKey
 from tests.service.fakes import ScriptedRunner, failing, words
 from tests.service.live import CHAT, PROBE, Live, serving
 
@@ -21,7 +21,7 @@ ALLOW = "access-control-allow-origin"
 @pytest.fixture(scope="module")
 def web_server() -> Iterator[Live]:
     access = Access(
-        keys=ApiKeys([("", KEY)]), origins=checked_origins([APP, "http://localhost:3000"])
+        keys=ApiKeys([NamedKey("", KEY)]), origins=checked_origins([APP, "http://localhost:3000"])
     )
     with serving(ScriptedRunner(), access=access, key=KEY) as server:
         yield server

@@ -21,7 +21,7 @@ from rebar.service.body import MAX_DEPTH, check_depth
 from rebar.service.frames import FrameReader, frame
 from rebar.service.grammar_blame import MAX_TRIES, parts, place_of
 from rebar.service.grammar_check import GrammarChecker
-from rebar.service.http.keys import ApiKeys, given_keys, read_keys
+from rebar.service.http.keys import ApiKeys, Holder, NamedKey, given_keys, read_keys
 from rebar.service.http.middleware import caller_of
 from rebar.service.messages import Delta, EngineStats, StepReport
 from rebar.service.structured import form_of
@@ -108,8 +108,8 @@ def test_any_headers(given: dict[str, bytes]) -> None:
         assert text.isprintable()
         assert 0 < len(text) <= 128
         assert not set(text) & set(" \"'\\")
-    keys = ApiKeys([("a", "secret")])
-    assert keys.tenant(given_keys({"headers": raw})) in (None, "a")
+    keys = ApiKeys([NamedKey("a", "secret")])
+    assert keys.holder(given_keys({"headers": raw})) in (None, Holder("a", admin=False))
 
 
 @FAST

@@ -12,7 +12,7 @@ import openai
 import pytest
 
 from rebar.service.http.access import Access
-from rebar.service.http.keys import ApiKeys
+from rebar.service.http.keys import ApiKeys, NamedKey
 from tests.service.fakes import ScriptedRunner, hashed, words
 from tests.service.live import NAME, Live, scripted_service, serving
 from tests.service.test_responses import sse
@@ -325,7 +325,7 @@ def test_the_form_of_the_answer(live: Live) -> None:
 
 def test_its_key_and_its_refusal() -> None:
     runner = ScriptedRunner()
-    with serving(runner, access=Access(keys=ApiKeys([("", "sk-1")])), key="sk-1") as live:
+    with serving(runner, access=Access(keys=ApiKeys([NamedKey("", "sk-1")])), key="sk-1") as live:
         runner.script = words("hello")
         with client_of(live, "sk-1") as client:
             assert client.messages.create(**ASK).stop_reason == "end_turn"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import random
 import signal
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import uvloop
 from llguidance import LLMatcher
 
 from rebar.dataflow.models import convert
@@ -123,24 +125,32 @@ def supervised(
     packets: list[RequestPacket],
     trouble: Callable[[EngineSupervisor, Heard], Coroutine[None, None, None]],
     adapters: list[AdapterOrder] | None = None,
+    begun: int | None = None,
 ) -> tuple[Heard, EngineSupervisor]:
-    """Runs the packets to their end under `trouble`."""
+    """Runs the packets to their end under `trouble`, which gives those after the first `begun`.
+
+    In the server's own event loop: plain asyncio drops what is written to a closed connection,
+    where uvloop raises.
+    """
 
     async def run() -> tuple[Heard, EngineSupervisor]:
         heard = Heard()
         supervisor = EngineSupervisor(EngineProcess(spec, new_memory()), spec, heard)
         supervisor.start()
-        assert supervisor.give(Orders(submit=packets, adapters=adapters or []))
+        assert supervisor.give(Orders(submit=packets[:begun], adapters=adapters or []))
         troubled = asyncio.create_task(trouble(supervisor, heard))
         async with asyncio.timeout(120):
             while heard.ended < len(packets):
                 await asyncio.sleep(0.01)
         troubled.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await troubled
         assert await asyncio.to_thread(supervisor.stop)
         assert not supervisor.give(Orders())
         return heard, supervisor
 
-    return asyncio.run(run())
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(run())
 
 
 def test_twenty_kills_under_32_streams_change_no_byte(spec: EngineSpec) -> None:
@@ -176,6 +186,27 @@ def test_twenty_kills_under_32_streams_change_no_byte(spec: EngineSpec) -> None:
     assert {t: summary(d) for t, d in heard.deltas.items()} == expected
     steps = [report.stats.steps for report in heard.reports]
     assert steps == sorted(steps), "a counter went back when an engine was replaced"
+
+
+def test_orders_given_at_the_very_moment_of_an_end_are_not_lost(spec: EngineSpec) -> None:
+    """Requests that came while a killed engine's end was not yet read got a 500: the first write
+    closed the connection on our side, the second raised out of `give`.
+    """
+    packets = [packet(i, max_tokens=40) for i in range(24)]
+
+    async def kill(supervisor: EngineSupervisor, heard: Heard) -> None:
+        while heard.reports == []:
+            await asyncio.sleep(0.001)
+        assert supervisor.pid is not None
+        os.kill(supervisor.pid, signal.SIGKILL)
+        late = packets[4:]
+        while late or supervisor.restarts == 0:
+            assert supervisor.give(Orders(submit=[late.pop()] if late else []))
+            await asyncio.sleep(0)
+
+    heard, supervisor = supervised(spec, packets, kill, begun=4)
+    assert supervisor.restarts >= 1
+    assert {ticket: summary(d) for ticket, d in heard.deltas.items()} == alone(spec, packets)
 
 
 def test_a_stopped_engine_is_noticed_and_replaced(spec: EngineSpec) -> None:

@@ -5,9 +5,6 @@
 namespace rb::RB_NS {
 
 RB_INLINE int64_t window_positions(const rb_window& w) { return static_cast<int64_t>(w.out_height) * w.out_width; }
-RB_INLINE int64_t window_inputs(const rb_window& w) {
-  return static_cast<int64_t>(w.kernel_height) * w.kernel_width * w.channels;
-}
 RB_INLINE int64_t padded_width(const rb_window& w) { return w.width + int64_t{2} * w.padding; }
 RB_INLINE int64_t padded_values(const rb_window& w) {
   return (w.height + int64_t{2} * w.padding) * padded_width(w) * w.channels;

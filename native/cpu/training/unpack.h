@@ -7,17 +7,6 @@
 
 namespace rb::RB_NS {
 
-template <int Type>
-RB_INLINE F load_floats(const uint8_t* tile, int64_t i) {
-  const uint8_t* from = tile + i * kFormats[Type].packed_bytes;
-  if constexpr (Type == RB_F32)
-    return load(reinterpret_cast<const float*>(from));
-  else if constexpr (Type == RB_F16)
-    return load_half(reinterpret_cast<const uint16_t*>(from));
-  else
-    return load_bf16(reinterpret_cast<const uint16_t*>(from));
-}
-
 // Inputs begin.. of a tile to out[output * stride], `count` of them, rounded up to 16: zero behind k.
 template <int Type>
 RB_INLINE void unpack_float_tile(const uint8_t* tile, int64_t k, int64_t begin, int64_t count, float* out,
@@ -26,9 +15,11 @@ RB_INLINE void unpack_float_tile(const uint8_t* tile, int64_t k, int64_t begin, 
     F v[16];
     const int64_t left = k - begin - i;
     if (left >= 16) {
-      RB_UNROLL for (int j = 0; j < 16; ++j) v[j] = load_floats<Type>(tile, begin + i + j);
+      RB_UNROLL for (int j = 0; j < 16; ++j) v[j] =
+          load_weights<Type>(tile + (begin + i + j) * kFormats[Type].packed_bytes);
     } else {
-      for (int j = 0; j < 16; ++j) v[j] = j < left ? load_floats<Type>(tile, begin + i + j) : set1(0.0f);
+      for (int j = 0; j < 16; ++j)
+        v[j] = j < left ? load_weights<Type>(tile + (begin + i + j) * kFormats[Type].packed_bytes) : set1(0.0f);
     }
     transpose(v);
     RB_UNROLL for (int j = 0; j < 16; ++j) store(out + j * stride + i, v[j]);

@@ -170,9 +170,8 @@ class AdapterFlags:
         if rank is None and self.adapter:
             from rebar.graph.lora.config import read_config
 
-            configs = [read_config(folder) for folder in self.folders.values()]
-            largest = max(max((c.r, *c.ranks.values())) for c in configs)
-            rank = min(max(DEFAULT_RANK, largest), MAX_RANK)
+            ranks = [read_config(folder).largest_rank for folder in self.folders.values()]
+            rank = min(max(DEFAULT_RANK, *ranks), MAX_RANK)
         rank = DEFAULT_RANK if rank is None else rank
         return replace(options, max_adapters=count, max_rank=rank)
 
@@ -240,9 +239,19 @@ class AccessFlags:
             "a file or REBAR_API_KEY (several, between spaces) is the better place."
         ),
     ] = ()
+    admin_key: Annotated[
+        tuple[str, ...],
+        Parameter(
+            help="A key that may also load and unload adapters; repeatable. REBAR_ADMIN_KEY is the "
+            "better place."
+        ),
+    ] = ()
     api_keys_file: Annotated[
         Path | None,
-        Parameter(help="Keys a line, `key` or `name:key`; a name makes them one tenant's."),
+        Parameter(
+            help="Keys a line, `key` or `name:key`; a name makes them one tenant's, `admin` behind "
+            "a key lets it load and unload adapters."
+        ),
     ] = None
     cors_origin: Annotated[
         tuple[str, ...],
@@ -253,9 +262,10 @@ class AccessFlags:
         """The same for the service layer. InputError for what is no key, no file, no origin."""
         from rebar.service.http.access import Access
         from rebar.service.http.cors import checked_origins
-        from rebar.service.http.keys import ApiKeys, read_keys
+        from rebar.service.http.keys import ApiKeys, NamedKey, read_keys
 
-        named = [("", key) for key in self.api_key]
+        named = [NamedKey("", key) for key in self.api_key]
+        named += [NamedKey("", key, admin=True) for key in self.admin_key]
         named += read_keys(self.api_keys_file) if self.api_keys_file is not None else []
         return Access(keys=ApiKeys(named), origins=checked_origins(self.cors_origin))
 

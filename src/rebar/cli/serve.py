@@ -100,7 +100,10 @@ def serve(
 def _who_may_ask(access: Access, host: str) -> str:
     """For the operator's eye: a server that others can reach and that asks for no key."""
     if access.keys:
-        return f"access     with an API key, of which there are {len(access.keys)}"
+        return (
+            f"access     with an API key, of which there are {len(access.keys)}, "
+            f"{access.keys.admins} of admins"
+        )
     if host in {"127.0.0.1", "::1", "localhost"}:
         return "access     programs on this machine, without a key"
     return "access     everybody who reaches the port; --api-keys-file changes that"
@@ -162,7 +165,7 @@ def _book(
     book = AdapterBook()
     if options.room is not None:
         from rebar.dataflow.adapters import AdapterStore
-        from rebar.graph.lora.merge import merged_digests
+        from rebar.graph.weights.provenance import merged_digests
 
         store = AdapterStore(cache, file.config, options.room, merged_digests(file))
         book = AdapterBook(store, options.max_adapters)

@@ -24,12 +24,13 @@ PREFIX = "REBAR_"
 MODEL = {"model", "offline", "threads", "memory", "max_context", "kv_tokens", "kv", "weights"}
 SAMPLING = {"max_tokens", "temperature", "top_p", "top_k", "min_p", "seed", "stop"}
 SERVING = {"host", "port", "served_model_name"}
-SERVING |= {"api_key", "api_keys_file", "cors_origin"}
+SERVING |= {"api_key", "admin_key", "api_keys_file", "cors_origin"}
+KEYS = ("api_key", "admin_key")
 SERVING |= {"max_running", "max_waiting"}
 SERVING |= {"adapter", "max_adapters", "max_lora_rank"}
 SERVING |= {"drain_timeout", "request_timeout", "write_timeout", "read_timeout"}
 OTHERS = {"prompt", "text", "source", "target", "system", "chat", "special", "force", "json"}
-OTHERS |= {"only", "repeats", "speculation", "type"}
+OTHERS |= {"only", "repeats", "speculation", "type", "as", "types_of"}
 LOAD = {"url", "rate", "concurrency", "requests", "duration", "prompt_tokens", "output_tokens"}
 LOAD |= {"shared_tokens", "ignore_eos", "route", "extra", "leave", "slo", "timeout", "warm_up"}
 LOAD |= {"find_rate"}
@@ -88,8 +89,10 @@ def check_variables(environment: Mapping[str, str]) -> None:
             f"Unset it or use one of {', '.join(sorted(known))}.",
             param=unknown[0],
         )
-    if (key := environment.get(f"{PREFIX}API_KEY")) is not None:
-        refuse_no_key(key, f"{PREFIX}API_KEY")
+    for name in KEYS:
+        variable = PREFIX + name.upper()
+        if variable in environment:
+            refuse_no_key(environment[variable], variable)
 
 
 def refuse_no_key(given: object, where: str) -> None:
@@ -117,7 +120,7 @@ def read_file(path: Path, verbs: tuple[str, ...]) -> dict[str, dict[str, Any]]:
             known = ", ".join(verbs)
             message = f"{path}: [{name}] is no table of settings. Tables are {known}."
             raise InputError(message, param=name)
-        for key in ("api-key", "api_key"):
-            if key in table:
+        for key in table:
+            if key.replace("-", "_") in KEYS:
                 refuse_no_key(table[key], f"{path}: {key}")
     return tables

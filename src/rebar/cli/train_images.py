@@ -69,6 +69,7 @@ def train_images(
     """
     from rebar.cli.training_run import Run
     from rebar.dataflow.images import held_out
+    from rebar.graph.training_plan import plan_of
 
     net, flags = net or NetFlags(), flags or ImageFlags()
     learn, held = _data(data, eval_data, flags)
@@ -80,6 +81,7 @@ def train_images(
         run.note(f"data       {len(learn):,} images of {size}, {len(config.labels)} labels")
         run.note(f"held out   {len(held):,} images")
         learner = _learner(config, flags)
+        run.note_plan(plan_of(learner))
         run.note(f"model      {learner.parameters.count:,} parameters")
         facts = {"data": str(data), **asdict(net), **asdict(flags)}
         done = run.train(learner, source, evaluated, RATE, facts, f"{data.name}, from nothing")
@@ -156,7 +158,7 @@ def _learner(config: ConvNetConfig, flags: ImageFlags) -> ImageLearner:
             max_rows=flags.batch_tokens,
             seed=flags.seed,
             recompute=flags.recompute,
-            threads=flags.threads,
+            threads=flags.own_threads,
             memory=flags.memory,
             isa=places().isa,
         ),

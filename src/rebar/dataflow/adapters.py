@@ -67,8 +67,7 @@ class AdapterStore:
             (to / PICKLED).touch()  # read_adapter says what is wrong with it
             return read_adapter(to, self.config)
         _copy(folder / CONFIG, to / CONFIG, MAX_CONFIG_BYTES)
-        described = read_config(to)
-        rank = max(described.r, *described.ranks.values(), 1)
+        rank = read_config(to).largest_rank
         if rank > self.room.rank:
             raise InputError(
                 f"The adapter has rank {rank}, the room for adapters is planned for "

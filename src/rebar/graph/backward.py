@@ -24,6 +24,9 @@ from rebar.hal import Limits, Operand, Rows
 
 Recompute = Literal["none", "cheap", "layer"]
 RECOMPUTE: tuple[Recompute, ...] = get_args(Recompute)
+"""Each takes less memory and more time than the one before."""
+Choice = Literal["auto", "none", "cheap", "layer"]
+"""What may be asked for; "auto" is the first that fits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +182,8 @@ def _not_kept(graph: Graph, body: Sequence[Node], recompute: Recompute) -> set[T
     """
     if recompute not in RECOMPUTE:
         raise InputError(
-            f"no way to recompute {recompute!r}; --recompute is one of {', '.join(RECOMPUTE)}.",
+            f"no way to recompute {recompute!r}; --recompute is auto or one of "
+            f"{', '.join(RECOMPUTE)}.",
             param="recompute",
         )
     if recompute == "none":

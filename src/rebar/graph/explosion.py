@@ -100,8 +100,7 @@ class _Search:
             self._look(node, f"the gradient of {tensor.name}", rows)
 
     def _rows(self, tensor: Tensor, data: F32) -> F32:
-        count = self.step.rows if tensor.domain is Domain.ROWS else self.step.logit_rows
-        return data[:count]
+        return data[: tensor.domain.rows(self.step)]
 
     def _look(self, node: Node, what: str, data: F32) -> None:
         norm = _norm(data)

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rebar.errors import InputError, ShapeError
-from rebar.graph.backward import Recompute, Scheduler
+from rebar.graph.backward import Choice, Scheduler
 from rebar.graph.builder import Builder
 from rebar.graph.graph import Graph
 from rebar.graph.nodes import Embed
@@ -84,7 +84,7 @@ class GraphLearner(RecordedLearner):
         loss: Tensor,
         *,
         max_rows: int,
-        recompute: Recompute = "none",
+        recompute: Choice = "auto",
         device: str = "cpu",
         threads: int | None = None,
         memory: int | None = None,

@@ -7,13 +7,13 @@ A micro-batch is one step whose rows are images, each with a label.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rebar.errors import InputError
-from rebar.graph.backward import Recompute, Scheduler
+from rebar.graph.backward import Choice, Scheduler
 from rebar.graph.classifier import SLACK, Classifier, image_step, rows_of
 from rebar.graph.image_batch import ImageBatch
 from rebar.graph.models.convnet import build_convnet, weight_tensors
@@ -37,7 +37,7 @@ class ImageLearnerOptions:
 
     max_rows: int | None = None
     seed: int = 0
-    recompute: Recompute = "none"
+    recompute: Choice = "auto"
     threads: int | None = None
     memory: int | None = None
     isa: str | None = None
@@ -53,7 +53,7 @@ class ImageLearner(RecordedLearner):
         device: DeviceManager,
         parameters: Parameters,
         max_rows: int,
-        recompute: Recompute,
+        recompute: Choice,
     ) -> None:
         self.config = config
         self.max_rows = max_rows
@@ -61,10 +61,12 @@ class ImageLearner(RecordedLearner):
         self._labels = np.zeros(max_rows, np.int32)
         self._key = np.zeros(2, np.int32)
         scheduler, step = self._scheduler_of(parameters), image_step(MAX_WINDOW, max_rows)
-        super().__init__(device, parameters, scheduler, step, recompute)
         weights = {parameter.name: parameter.value for parameter in parameters}
         self.classifier = Classifier(config, device, weights, max_rows)
         """The network as it serves now, over the same weights."""
+        # Last, so that the arena is chosen by what is left.
+        super().__init__(device, parameters, scheduler, step, recompute)
+        self.settings = {"network": asdict(config)}
 
     def _scheduler_of(self, parameters: Parameters) -> Scheduler:
         tensors = weight_tensors(self.config)

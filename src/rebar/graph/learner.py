@@ -2,28 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, get_args
 
 import numpy as np
 
 from rebar.errors import InputError
-from rebar.graph.backward import Recompute, Scheduler
+from rebar.graph.backward import Choice, Scheduler
 from rebar.graph.gradients import Trained
-from rebar.graph.kv import PagedKVCache, block_bytes
+from rebar.graph.kv import PagedKVCache
+from rebar.graph.learner_settings import settings_of
 from rebar.graph.learning import Learner as Learner
 from rebar.graph.learning import Loss as Loss
-from rebar.graph.loader import SLACK, adapter_tables, fused_decoder, must_copy, rope_tables
+from rebar.graph.loader import adapter_tables, create_pools, fused_decoder, must_copy, rope_tables
 from rebar.graph.lora.spec import LoraSpec
 from rebar.graph.lora.trainable import begin, bind_trained, trained_room, trained_shapes
-from rebar.graph.memory_plan import RunnerOptions, WeightsPlace, resolve_context, rope_bytes
-from rebar.graph.models import bind
+from rebar.graph.memory_plan import RunnerOptions, WeightsPlace, resolve_context
 from rebar.graph.models.bind_trainable import TrainableBinder, trainable_shapes
 from rebar.graph.models.config import DecoderConfig
-from rebar.graph.models.decoder import DecoderWeights, build_decoder
-from rebar.graph.parameters import Parameters
+from rebar.graph.models.decoder import build_decoder
+from rebar.graph.parameters import Parameters, ParameterShape
 from rebar.graph.recorded import with_loss
 from rebar.graph.tensor import Tensor
+from rebar.graph.training_plan import TrainingPlan, check_room, learner_entries, plan_of
 from rebar.graph.weights.model_file import ModelFile, Progress
 from rebar.hal import (
     BLOCK_POSITIONS,
@@ -51,9 +53,9 @@ class LearnerOptions:
     max_sequences, max_context: how many sequences, and of which length (None: the model's, at
     most max_rows). kv: how keys and values
     of a batch are held; f16 gives the bits of serving. recompute: what the way back computes again
-    instead of keeping it: "none", "cheap" (norms and gated products) or "layer" (all but the
-    states between layers); no bit depends on it. threads, memory, isa, device, weights: as
-    RunnerOptions. fused False: no fusion.
+    instead of keeping it: "none", "cheap" (norms and gated products), "layer" (all but the states
+    between layers), or "auto", the first of these that fits; no bit depends on it. threads, memory,
+    isa, device, weights: as RunnerOptions. fused False: no fusion.
     """
 
     mode: Literal["lora", "full"] = "full"
@@ -64,7 +66,7 @@ class LearnerOptions:
     max_sequences: int = 64
     max_context: int | None = None
     kv: TrainingKV = "f16"
-    recompute: Recompute = "none"
+    recompute: Choice = "auto"
     threads: int | None = None
     memory: int | None = None
     isa: str | None = None
@@ -87,19 +89,33 @@ class LearnerOptions:
 
 
 def open_learner(
-    model: ModelFile, options: LearnerOptions | None = None, *, progress: Progress | None = None
+    model: ModelFile,
+    options: LearnerOptions | None = None,
+    *,
+    progress: Progress | None = None,
+    planned: Callable[[TrainingPlan], None] = lambda _: None,
 ) -> Learner:
-    """Opens a model for training.
+    """Opens a model for training. planned: told what it will take before a weight is read.
 
-    Errors: MemoryBudgetError, ContextLengthError, ModelFileError, DeviceError, InputError.
+    Errors: MemoryBudgetError before anything is loaded, ContextLengthError, ModelFileError,
+    DeviceError, InputError.
     """
     options = options or LearnerOptions()
     device = DeviceManager(
         options.device, threads=options.threads, memory=options.memory, isa=options.isa
     )
     c, limits, spec = model.config, limits_of(model.config, options), options.adapter
-    parameters = _parameters(device, c, options)
-    weights, bound, gradients = _weights(model, device, parameters, options, progress)
+    shapes = _shapes(c, options)
+    copied = must_copy(model, RunnerOptions(weights=options.weights))
+    entries = learner_entries(model, shapes, limits, options.kv_format, copied=copied)
+    check_room(entries, device.budget, limits.rows)
+    create_pools(device, entries)
+    parameters = Parameters(device.pool("parameters"), shapes)
+    binder = TrainableBinder(
+        model, device.pool("weights"), parameters, progress, copied=copied, threads=device.threads
+    )
+    weights, bound = binder.decoder(), binder.operands
+    gradients: dict[Tensor, Trained] = dict(binder.gradients)
     room = trained_room(c, spec) if spec is not None else None
     sizes = {"max_positions": limits.positions, "blocks": limits.blocks}
     decoder = build_decoder(c, weights, **sizes, room=room)
@@ -113,43 +129,25 @@ def open_learner(
     graph, loss, targets = with_loss(decoder.graph, decoder.logits)
     bound[targets] = asked = Indices(np.zeros(limits.logit_rows, np.int32))
     bound.update(zip(decoder.caches, _cache(device, c, options, limits), strict=True))
-    device.create_pool("tables", rope_bytes(c, limits.positions) + SLACK)
     ropes = rope_tables(decoder, device, limits.positions)
     bound.update({tensor: ropes[rope] for rope, tensor in decoder.ropes.items()})
     scheduler = Scheduler(graph, loss, limits, bound, gradients, decoder.head_begin)
-    return Learner(c, device, parameters, scheduler, asked, options.recompute)
+    learner = Learner(c, device, parameters, scheduler, asked, options.recompute)
+    planned(plan_of(learner, entries))
+    binder.load()
+    if spec is not None:
+        begin(parameters, c, spec, options.seed)
+    learner.settings = settings_of(model, parameters, spec, options.kv)
+    return learner
 
 
-def _parameters(device: DeviceManager, c: DecoderConfig, options: LearnerOptions) -> Parameters:
-    """All that learns, in a pool of its own; an adapter with its first values."""
+def _shapes(c: DecoderConfig, options: LearnerOptions) -> list[ParameterShape]:
+    """All that learns."""
     spec = options.adapter
     shapes = trained_shapes(c, spec) if spec is not None else trainable_shapes(c, options.frozen)
     if not shapes:
         raise InputError(f"all weights are frozen by {', '.join(options.frozen)}; nothing learns.")
-    pool = device.create_pool("parameters", Parameters.nbytes(shapes) + SLACK)
-    parameters = Parameters(pool, shapes)
-    if spec is not None:
-        begin(parameters, c, spec, options.seed)
-    return parameters
-
-
-def _weights(
-    model: ModelFile,
-    device: DeviceManager,
-    parameters: Parameters,
-    options: LearnerOptions,
-    progress: Progress | None,
-) -> tuple[DecoderWeights, dict[Tensor, Operand], dict[Tensor, Trained]]:
-    """The decoder's weights, what they are bound to, and the gradients of those that learn."""
-    copied = must_copy(model, RunnerOptions(weights=options.weights))
-    if not copied:
-        device.adopt_mapping("mapped", bind.mapped_bytes(model))
-    pool = device.create_pool("weights", bind.pool_bytes(model, copied=copied) + SLACK)
-    binder = TrainableBinder(
-        model, pool, parameters, progress, copied=copied, threads=device.threads
-    )
-    weights = binder.decoder()
-    return weights, binder.operands, dict(binder.gradients)
+    return shapes
 
 
 def limits_of(c: DecoderConfig, options: LearnerOptions) -> Limits:
@@ -171,7 +169,5 @@ def limits_of(c: DecoderConfig, options: LearnerOptions) -> Limits:
 def _cache(
     device: DeviceManager, c: DecoderConfig, options: LearnerOptions, limits: Limits
 ) -> tuple[Operand, ...]:
-    kind = options.kv_format
-    nbytes = limits.blocks * block_bytes(c.layers, c.kv_heads, c.head_dim, kind)
-    pool = device.create_pool("kv", nbytes + SLACK)
+    pool, kind = device.pool("kv"), options.kv_format
     return PagedKVCache(pool, c.layers, c.kv_heads, c.head_dim, limits.blocks, kind).storage

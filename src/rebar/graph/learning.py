@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rebar.errors import InputError
-from rebar.graph.backward import Recompute, Scheduler
+from rebar.graph.backward import Choice, Scheduler
 from rebar.graph.batch import Batch
 from rebar.graph.models.config import DecoderConfig
 from rebar.graph.nodes_lora import NO_ADAPTER, TRAINED
@@ -35,7 +35,7 @@ class Learner(RecordedLearner):
         parameters: Parameters,
         scheduler: Scheduler,
         targets: Indices,
-        recompute: Recompute,
+        recompute: Choice,
     ) -> None:
         limits = scheduler.limits
         stride = -(-limits.positions // BLOCK_POSITIONS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -13,7 +14,14 @@ from rebar.errors import MemoryBudgetError
 from rebar.graph.fuse import fuse
 from rebar.graph.kept import KeptLayout, KeptMemory, good_for
 from rebar.graph.kv import PagedKVCache
-from rebar.graph.memory_plan import MemoryPlan, RunnerOptions, limits_of, plan_memory
+from rebar.graph.memory_plan import (
+    SLACK,
+    MemoryEntry,
+    MemoryPlan,
+    RunnerOptions,
+    limits_of,
+    plan_memory,
+)
 from rebar.graph.models import bind
 from rebar.graph.models.adapted import PRODUCTS, AdapterRoom
 from rebar.graph.models.bind import Binder
@@ -23,7 +31,15 @@ from rebar.graph.models.rope import rope_table
 from rebar.graph.runner import Pass, Runner
 from rebar.graph.tensor import Tensor
 from rebar.graph.weights.model_file import ModelFile, Progress
-from rebar.hal import BLOCK_POSITIONS, DeviceManager, LoraTable, Operand, Rows, huge_pages
+from rebar.hal import (
+    BLOCK_POSITIONS,
+    DeviceManager,
+    LoraTable,
+    Operand,
+    Rows,
+    SharedMemory,
+    huge_pages,
+)
 
 if TYPE_CHECKING:
     from rebar.graph.lora.slots import AdapterSlots, Tables
@@ -58,15 +74,22 @@ def load_runner(
     copied = must_copy(model, options)
     if copied:
         plan = _plan(model, options, device.budget, kept, copied=True)
-    for entry in plan.entries:
+    create_pools(device, plan.entries, shared)
+    binder = Binder(model, device.pool("weights"), progress, copied=copied, threads=device.threads)
+    digest = good_for(kept.model) if kept is not None else None
+    return _assemble(binder, device, plan, options, vocab_size, fused, digest)
+
+
+def create_pools(
+    device: DeviceManager, entries: Iterable[MemoryEntry], shared: SharedMemory | None = None
+) -> None:
+    """A pool, or a mapping, for each entry. shared: where keys and values lie."""
+    for entry in entries:
         if entry.pool == "mapped":
             device.adopt_mapping(entry.pool, entry.nbytes)
         else:
             place = shared if entry.pool == "kv" else None
             device.create_pool(entry.pool, entry.nbytes + SLACK, place)
-    binder = Binder(model, device.pool("weights"), progress, copied=copied, threads=device.threads)
-    digest = good_for(kept.model) if kept is not None else None
-    return _assemble(binder, device, plan, options, vocab_size, fused, digest)
 
 
 def _plan(
@@ -100,10 +123,6 @@ def must_copy(model: ModelFile, options: RunnerOptions) -> bool:
     return options.weights == "auto" and worth and not in_huge_pages
 
 
-# Rounding of single blocks up to the alignment, beyond the rounding that the plan counts.
-SLACK = 64 << 10
-
-
 def _assemble(
     binder: Binder,
     device: DeviceManager,
@@ -115,6 +134,7 @@ def _assemble(
 ) -> Runner:
     c = binder.model.config
     weights = binder.decoder()
+    binder.load()
     kv = PagedKVCache(
         device.pool("kv"),
         c.layers,

@@ -4,7 +4,7 @@ budget, and to load by.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -24,6 +24,8 @@ DEFAULT_KV_BYTES = 512 << 20
 MAX_SEQUENCES = 256  # block tables of a step
 MAX_ADAPTERS = 1024
 MAX_LOGIT_ROWS = 64  # rows whose logits are held at once: at 262k ids a row is 1 MB
+# Rounding of single blocks up to the alignment, beyond the rounding that a plan counts.
+SLACK = 64 << 10
 
 WeightsPlace = Literal["auto", "mapped", "copied"]
 KVName = Literal["f16", "int8"]
@@ -107,11 +109,14 @@ class MemoryPlan:
 
     def lines(self) -> list[str]:
         """The plan as a table to print."""
-        rows = [f"{e.pool:<10}{e.nbytes / 1e6:>10,.1f} MB  {e.what}" for e in self.entries]
-        return [
-            *rows,
-            f"{'total':<10}{self.total / 1e6:>10,.1f} MB  of {self.budget / 1e6:,.1f} MB",
-        ]
+        return plan_lines(self.entries, self.budget)
+
+
+def plan_lines(entries: Sequence[MemoryEntry], budget: int) -> list[str]:
+    """Pools as a table to print, and their sum."""
+    rows = [f"{e.pool:<10}{e.nbytes / 1e6:>10,.1f} MB  {e.what}" for e in entries]
+    total = sum(e.nbytes for e in entries)
+    return [*rows, f"{'total':<10}{total / 1e6:>10,.1f} MB  of {budget / 1e6:,.1f} MB"]
 
 
 def resolve_context(config: DecoderConfig, asked: int | None) -> int:

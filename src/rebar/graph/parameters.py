@@ -56,13 +56,12 @@ class Parameter:
 class Parameters:
     """Built from shapes; values are zero until somebody writes them.
 
-    values, gradients, m, v: float32 (size,). decayed: how many values from the front decay.
+    values, gradients, m, v: float32 (size,); memory that is not written costs none.
     """
 
     def __init__(self, pool: Pool, shapes: Sequence[ParameterShape]) -> None:
         ordered = sorted(shapes, key=lambda s: not s.decay)
         self.size = sum(s.size for s in ordered)
-        self.decayed = sum(s.size for s in ordered if s.decay)
         whats = ("parameters", "gradients", "first moments", "second moments")
         self.values, self.gradients, self.m, self.v = (self._flat(pool, what) for what in whats)
         self._places: dict[str, tuple[int, ParameterShape]] = {}
@@ -75,8 +74,10 @@ class Parameters:
         self._parameters = {name: self._parameter(name) for name in self._places}
 
     def _flat(self, pool: Pool, what: str) -> F32:
-        flat = pool.allocate(4 * self.size, what).bytes()[: 4 * self.size].view(np.float32)
-        flat[:] = 0
+        block = pool.allocate(4 * self.size, what)
+        flat: F32 = block.bytes()[: 4 * self.size].view(np.float32)
+        if not block.fresh:  # else it is zero, and to write that would cost the memory already
+            flat[:] = 0
         return flat
 
     def _parameter(self, name: str) -> Parameter:
@@ -137,6 +138,12 @@ def view(flat: F32, begin: int, shape: tuple[int, ...]) -> Matrix | Vector:
     n, k = shape
     size = int(_native.packed_nbytes(int(WeightFormat.F32), n, k)) // 4
     return Matrix(flat[begin : begin + size].view(np.uint8), WeightFormat.F32, n, k)
+
+
+def matrix(value: Matrix | Vector) -> Matrix:
+    """An operand that is known to be a matrix, as those of adapters are."""
+    assert isinstance(value, Matrix)
+    return value
 
 
 def shape_of(value: Matrix | Vector) -> tuple[int, ...]:

@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
-from rebar.errors import GradientExplosionError, InputError, MemoryBudgetError, ShapeError
-from rebar.graph.backward import RECOMPUTE, Recompute, Scheduler
+from rebar.errors import GradientExplosionError, InputError, ShapeError
+from rebar.graph.backward import RECOMPUTE, Choice, Recompute, Scheduler
 from rebar.graph.explosion import Searched, find_explosion
 from rebar.graph.graph import Graph
 from rebar.graph.nodes_loss import CrossEntropy
 from rebar.graph.parameters import Parameters
 from rebar.graph.tensor import Tensor
-from rebar.graph.training import GradientObserver, Hook, TrainingProgram, plan_arena
+from rebar.graph.training import ArenaPlan, GradientObserver, Hook, TrainingProgram, plan_arena
+from rebar.graph.training_plan import ARENA, no_way_fits
 from rebar.hal import DeviceManager, Step
 
-ARENA = "arena"
+SLACK = 4096
 Batch = TypeVar("Batch")
 
 
@@ -48,9 +49,13 @@ def with_loss(graph: Graph, logits: Tensor) -> tuple[Graph, Tensor, Tensor]:
 
 
 class RecordedLearner:
-    """parameters: what learns. step: what a run is about, filled by the learner. Gradients can be
-    watched, changed and stopped by the name of a node or tensor: `on_gradient`, `stop`, or
-    observers of a run.
+    """parameters: what learns. step: what a run is about, filled by the learner. settings: what
+    else decides the bits of a step, in plain values; it goes into checkpoints and must be equal
+    where a run goes on. asked: what may be computed again; recompute: what is. left: bytes that the
+    budget had for the arena.
+
+    Gradients can be watched, changed and stopped by the name of a node or tensor: `on_gradient`,
+    `stop`, or observers of a run.
     """
 
     def __init__(
@@ -59,12 +64,13 @@ class RecordedLearner:
         parameters: Parameters,
         scheduler: Scheduler,
         step: Step,
-        recompute: Recompute,
+        recompute: Choice,
     ) -> None:
+        self.settings: Mapping[str, Any] = {}
         self.device = device
         self.parameters = parameters
         self.step = step
-        self.recompute = recompute
+        self.asked: Choice = recompute
         self._scheduler = scheduler
         self._hooks: dict[Tensor, list[Hook]] = {}
         self._stopped: set[Tensor] = set()
@@ -167,22 +173,22 @@ class RecordedLearner:
         return named[name]
 
     def _record(self) -> TrainingProgram:
-        plan = plan_arena(self._scheduler, self.recompute)
         if any(pool.name == ARENA for pool in self.device.stats().pools):
             self.device.release(ARENA)
-        try:
-            pool = self.device.create_pool(ARENA, plan.nbytes + 4096)
-        except MemoryBudgetError as error:
-            needs = ", ".join(f"{r}: {n / 1e6:,.0f} MB" for r, n in self.arena_bytes().items())
-            raise MemoryBudgetError(
-                f"activations and gradients of a step need {error.needed / 1e6:,.0f} MB, the "
-                f"budget leaves {error.available / 1e6:,.0f} MB. Give it more with --memory, cut "
-                f"the batch, or compute more again: --recompute ({needs}).",
-                needed=error.needed,
-                available=error.available,
-            ) from error
+        self.left = self.device.unclaimed
+        self.recompute, plan = self._fitting()
+        pool = self.device.create_pool(ARENA, plan.nbytes + SLACK)
         arena = pool.allocate(plan.nbytes, "activations and gradients")
         return TrainingProgram(self.device, self._scheduler, plan, arena, self._hooks)
+
+    def _fitting(self) -> tuple[Recompute, ArenaPlan]:
+        """The first way that was allowed and fits, and the arena with it."""
+        asked = RECOMPUTE if self.asked == "auto" else (self.asked,)
+        for recompute in asked:
+            plan = plan_arena(self._scheduler, recompute)
+            if plan.nbytes + SLACK <= self.left:
+                return recompute, plan
+        raise no_way_fits(self.arena_bytes(), asked, self.left, self._scheduler.limits.rows)
 
     def arena_bytes(self) -> dict[Recompute, int]:
         """What activations and gradients would take, by what is computed again."""

@@ -179,7 +179,7 @@ class TrainingProgram:
         rows = self.gradients.of(tensor).data
 
         def run(step: Step) -> None:
-            count = step.rows if tensor.domain is Domain.ROWS else step.logit_rows
+            count = tensor.domain.rows(step)
             changed = hook(rows[:count])
             if changed is None:
                 return

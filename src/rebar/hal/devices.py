@@ -115,13 +115,17 @@ class DeviceManager:
         """Bytes of the device and of each pool, now."""
         pools = [p.stats() for p in self._pools.values()]
         pools += [PoolStats(name, n, n, 0, 0, 0.0, n) for name, n in self._mapped.items()]
-        unclaimed = max(self.budget - self._committed(), 0)
-        free = unclaimed + sum(p.free for p in pools)
-        largest = max([unclaimed, *(p.largest_block for p in pools)])
+        free = self.unclaimed + sum(p.free for p in pools)
+        largest = max([self.unclaimed, *(p.largest_block for p in pools)])
         used = sum(p.used for p in pools)
         return DeviceStats(
             self.budget, used, free, largest, 1.0 - largest / free if free else 0.0, tuple(pools)
         )
+
+    @property
+    def unclaimed(self) -> int:
+        """Bytes of the budget that no pool and no mapping has."""
+        return max(self.budget - self._committed(), 0)
 
     def program(self, limits: Limits) -> Program:
         """An empty program on this device."""

@@ -205,7 +205,7 @@ def write_whole(target: Path, nbytes: int = 0) -> Iterator[IO[bytes]]:
     full disk is found before any work is done (OSError ENOSPC). Raises OSError as the system
     reports it.
     """
-    target.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(target.parent)
     descriptor, name = tempfile.mkstemp(
         prefix=f".{target.name}.", suffix=".part", dir=target.parent
     )
@@ -218,7 +218,7 @@ def write_whole(target: Path, nbytes: int = 0) -> Iterator[IO[bytes]]:
             os.fchmod(sink.fileno(), 0o644)
             os.fsync(sink.fileno())
         os.replace(name, target)
-        _sync_folder(target.parent)
+        sync_folder(target.parent)
     except BaseException:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(name)
@@ -235,7 +235,15 @@ def _reserve(descriptor: int, nbytes: int) -> None:
         os.ftruncate(descriptor, nbytes)
 
 
-def _sync_folder(folder: Path) -> None:
+def make_folder(folder: Path) -> None:
+    """A folder and those above it; new names survive a power cut."""
+    missing = [path for path in (folder, *folder.parents) if not path.exists()]
+    folder.mkdir(parents=True, exist_ok=True)
+    for made in reversed(missing):
+        sync_folder(made.parent)
+
+
+def sync_folder(folder: Path) -> None:
     """Makes the rename itself survive a power cut."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
@@ -244,12 +252,26 @@ def _sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
+def lock_now(descriptor: int) -> bool:
+    """Takes an exclusive lock on an open file, until it is closed or its holder dies; False when
+    another process has it. A file system that knows no locks keeps nobody away.
+    """
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError as error:
+        if error.errno not in (errno.ENOLCK, errno.EOPNOTSUPP, errno.EINVAL):
+            raise
+    return True
+
+
 @contextlib.contextmanager
 def locked(path: Path) -> Iterator[None]:
     """Holds an exclusive lock on `path` (made when absent), waiting for other processes; freed
     when the holder dies.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(path.parent)
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)

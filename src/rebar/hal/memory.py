@@ -39,12 +39,15 @@ class PoolStats:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Block:
-    """An aligned piece of a pool. `what` says whose it is."""
+    """An aligned piece of a pool. `what` says whose it is. fresh: nobody had any of it before, so
+    that it is zero, and no page of it costs memory yet.
+    """
 
     pool: Pool
     offset: int
     nbytes: int
     what: str
+    fresh: bool = False
 
     @property
     def address(self) -> int:
@@ -101,6 +104,7 @@ class Pool:
             [(0, self.budget)] if self.budget else []
         )  # (offset, nbytes), by offset
         self._blocks: dict[int, Block] = {}
+        self._given = 0  # what lies behind was in no block yet
         self._peak = 0
 
     def _reserve(self, nbytes: int, shared: SharedMemory | None) -> NDArray[np.uint8]:
@@ -117,12 +121,14 @@ class Pool:
             raise MemoryBudgetError(message, needed=nbytes, available=0) from error
 
     def allocate(self, nbytes: int, what: str) -> Block:
-        """A block of at least `nbytes` bytes, aligned; contents undefined."""
+        """A block of at least `nbytes` bytes, aligned; contents undefined unless it is fresh."""
         size = aligned(max(nbytes, 1), self.alignment)
         for i, (offset, gap) in enumerate(self._gaps):
             if gap >= size:
                 self._gaps[i : i + 1] = [(offset + size, gap - size)] if gap > size else []
-                block = Block(self, offset, size, what)
+                fresh = self._mapping is None and offset >= self._given
+                self._given = max(self._given, offset + size)
+                block = Block(self, offset, size, what, fresh)
                 self._blocks[offset] = block
                 self._peak = max(self._peak, self.stats().used)
                 return block

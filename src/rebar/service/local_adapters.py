@@ -9,14 +9,14 @@ from pathlib import Path
 from rebar.errors import InputError
 from rebar.graph import ModelFile, RunnerOptions
 from rebar.graph.lora import Adapter, read_adapter
-from rebar.graph.lora.merge import merged_digests
+from rebar.graph.weights.provenance import merged_digests
 from rebar.service.messages import AdapterOrder, Orders
 from rebar.service.model import ServedAdapter
 
 
 class LocalAdapters:
-    """folders: of adapters, by the names that callers use. ModelFileError for what is wrong with
-    one, InputError for one that is in the model's weights already.
+    """folders: of one or more adapters, by the names that callers use. ModelFileError for what is
+    wrong with one, InputError for one that is in the model's weights already.
     """
 
     def __init__(self, file: ModelFile, folders: Mapping[str, str | Path]) -> None:
@@ -48,7 +48,5 @@ class LocalAdapters:
 
     def with_room(self, options: RunnerOptions) -> RunnerOptions:
         """Options with just the room that they take."""
-        if not self._read:
-            return options
         rank = max(adapter.rank for adapter in self._read.values())
         return replace(options, max_adapters=len(self._read), max_rank=rank)

@@ -147,11 +147,9 @@ class ModelService:
         ]
         stream = RequestStream(self._cancel, packets, started)
         adapter = packets[0].adapter
-        if adapter:
-            self.adapters.enter(adapter, len(packets))
+        self.adapters.enter(adapter, len(packets))
         if not self.worker.give(Orders(submit=packets)):
-            for _ in packets if adapter else ():
-                self.adapters.leave(adapter)
+            self.adapters.leave(adapter, len(packets))
             raise EngineError("The engine is not running. Try again when /health says ok.")
         for packet in packets:
             self._streams[packet.ticket] = stream
@@ -202,11 +200,6 @@ class ModelService:
             self.measures.refused["queue_full"] += len(packets)
             raise
 
-    def _left(self, times: ChoiceTimes) -> None:
-        """A choice is no longer open; the engine was told before."""
-        if times.adapter:
-            self.adapters.leave(times.adapter)
-
     def _cancel(self, tickets: list[int]) -> None:
         gone: list[ChoiceTimes] = []
         for ticket in tickets:
@@ -217,7 +210,7 @@ class ModelService:
                 self._note(self._note_left, ticket)
         self.worker.give(Orders(cancel=tickets))
         for times in gone:
-            self._left(times)
+            self.adapters.leave(times.adapter)
 
     def _note_left(self, ticket: int) -> None:
         self.measures.aborted["client_left"] += 1
@@ -264,7 +257,7 @@ class ModelService:
             del self._streams[delta.ticket]
             del self._times[delta.ticket]
             self.admission.leave(times.prompt, now)
-            self._left(times)
+            self.adapters.leave(times.adapter)
         self._note(self._note_delta, times, delta, now)
         stream.put(delta)
 

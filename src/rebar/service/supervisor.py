@@ -179,7 +179,11 @@ class EngineSupervisor:
         return process is None or process.end(timeout)
 
     def _send(self, orders: Orders) -> None:
-        if self._writer is not None:
+        """To the engine that is there. What is for one that has ended is not lost: the next gets
+        every open choice. A first write after its end closes the connection on our side, before
+        the end has been read, and another one would be an error.
+        """
+        if self._writer is not None and not self._writer.is_closing():
             self._writer.write(frame(orders))
 
     async def _live(self) -> None:

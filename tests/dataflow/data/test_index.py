@@ -218,3 +218,16 @@ def test_it_travels_by_its_path(tmp_path: Path) -> None:
     path.write_bytes(b"{}")
     with pytest.raises(DataError, match="changed on the way"):
         pickle.loads(packed)
+
+
+def test_several_at_once_are_what_each_is(tmp_path: Path) -> None:
+    """A torch loader asks for a batch by __getitems__."""
+    path = tmp_path / "d.jsonl"
+    path.write_bytes(b"1\n[2]\n{}\nnull\n[1\n2]\n")
+    data = MMapDataset(path)
+    for samples in ([], [1], [3, 0, 0, 2], [-3, 0]):
+        assert data.__getitems__(samples) == [data[sample] for sample in samples]
+    with pytest.raises(DataError, match="line 5: no JSON"):
+        data.__getitems__([0, 4, 5, 1])
+    with pytest.raises(IndexError, match="6 records"):
+        data.__getitems__([0, 6])

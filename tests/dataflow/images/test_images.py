@@ -239,8 +239,8 @@ def test_positions_of_another_run_are_refused() -> None:
 def test_held_out_images_are_as_they_are_and_in_no_other_part() -> None:
     learn, held = split(open_images(DIGITS), 0.2, seed=0)
     assert (len(learn), len(held)) == (1438, 359)
-    seen = {raw.image.tobytes() for raw in held.raws(np.arange(359))}  # type: ignore[union-attr]
-    twins = [r for r in learn.raws(np.arange(1438)) if r.image.tobytes() in seen]  # type: ignore[union-attr]
+    seen = {raw.image.tobytes() for raw in held.raws(np.arange(359))}
+    twins = [r for r in learn.raws(np.arange(1438)) if r.image.tobytes() in seen]
     assert len(twins) <= 2, "the set itself holds a few digits twice"
     batches = held_out(held, CONFIG, 100)
     assert [b.rows for b in batches] == [100, 100, 100, 59]

@@ -6,17 +6,15 @@ import hashlib
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from rebar.dataflow.data.index import Index, digest_of, line_number, open_index
+from rebar.dataflow.data.parse import NO_JSON, Json, parse, parse_together
 from rebar.errors import DataError, ModelFileError
 from rebar.hal.files import MappedFile
-
-Json: TypeAlias = Any  # what a record says: dict, list, str, int, float, bool or None
 
 
 class Dataset(Protocol):
@@ -65,6 +63,14 @@ class MMapDataset:
             raise IndexError(f"{self.path} has {count} records, {sample} is none of them")
         sample %= count
         return decoded(self.record(sample), self, sample)
+
+    def __getitems__(self, samples: Sequence[int]) -> list[Json]:
+        """Several records, as torch's loader asks for a batch."""
+        if samples and 0 <= min(samples) <= max(samples) < len(self):
+            found = parse_together(self.raws(np.asarray(samples, np.int64)))
+            if found is not None:
+                return found
+        return [self[sample] for sample in samples]
 
     @property
     def digest(self) -> str:
@@ -115,8 +121,8 @@ class MMapDataset:
 def decoded(record: memoryview | bytes, dataset: Dataset, sample: int) -> Json:
     """A record as JSON says it. Raises DataError with file, line and what is wrong."""
     try:
-        return msgspec.json.decode(record)
-    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+        return parse(record)
+    except NO_JSON as error:
         raise DataError(
             f"{dataset.where(sample)}: no JSON: {error}. "
             "Mend the line, or pass over such lines with on_error='skip'."

@@ -19,11 +19,10 @@ from rebar.dataflow.data.batches import TrainingBatches
 from rebar.dataflow.data.dataset import Dataset, MMapDataset
 from rebar.dataflow.data.decode import Decode
 from rebar.dataflow.data.faults import OnError
-from rebar.dataflow.data.index import line_number
+from rebar.dataflow.data.index import BOM, line_number
 from rebar.dataflow.data.mask import Long, Mask
-from rebar.dataflow.data.order import samples_at
 from rebar.dataflow.data.pack import Pack
-from rebar.dataflow.data.parts import Concat, Subset
+from rebar.dataflow.data.parts import Concat, Subset, divided
 from rebar.dataflow.data.pipeline import DataPipeline
 from rebar.dataflow.data.stage import AnyStage
 from rebar.dataflow.data.tokenize import Tokenize
@@ -34,7 +33,6 @@ from rebar.errors import DataError, ModelFileError
 from rebar.hal.files import MappedFile, locked
 
 RECORDS = {".jsonl", ".ndjson", ".json"}
-BOM = b"\xef\xbb\xbf"
 SPACE = 32
 LETTER = np.array([chr(byte).isalpha() and byte < 128 for byte in range(256)])
 
@@ -91,9 +89,7 @@ def open_training(
         return batches(data, options), None
     if held >= len(data):
         raise DataError(f"{path}: all {held} samples would be held out. Hold out a smaller share.")
-    # No epoch has this number: what is held out is the beginning of no epoch's order.
-    order = samples_at(np.arange(len(data)), len(data), options.seed, -1)
-    kept, train = (Subset(data, np.sort(part)) for part in np.split(order, [held]))
+    train, kept = (Subset(data, part) for part in divided(len(data), held, options.seed))
     return batches(train, options), batches(kept, replace(options, epochs=1, shuffle=False))
 
 

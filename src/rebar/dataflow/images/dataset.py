@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from rebar.dataflow.data.order import samples_at
+from rebar.dataflow.data.parts import Subset, divided
 from rebar.errors import DataError
 
 MAX_PNG_BYTES = 1 << 26
@@ -60,9 +60,11 @@ class ArrayImages:
         """Raises DataError for a file that holds no such arrays. Nothing in it can run code."""
         self.path = path
         try:
-            with path.open("rb") as raw, np.load(raw, allow_pickle=False) as file:
-                arrays = {name: file[name] for name in file.files}
-            self.digest = hashlib.sha256(path.read_bytes()).hexdigest()
+            with path.open("rb") as raw:
+                with np.load(raw, allow_pickle=False) as file:
+                    arrays = {name: file[name] for name in file.files}
+                raw.seek(0)
+                self.digest = hashlib.file_digest(raw, "sha256").hexdigest()
         except OSError as error:
             raise _no_images(path, f"{error.strerror or error}") from error
         except (ValueError, EOFError, TypeError, zipfile.BadZipFile) as error:
@@ -142,29 +144,12 @@ class FolderImages:
         return str(self._files[sample][0])
 
 
-class Part:
-    """Some samples of a data set, under numbers of their own."""
+class Part(Subset):
+    """Some images of a data set, under numbers of their own."""
 
     def __init__(self, whole: ImageDataset, samples: NDArray[np.int64]) -> None:
-        self._whole, self._samples = whole, samples
+        super().__init__(whole, samples)
         self.labels = whole.labels
-
-    @property
-    def digest(self) -> str:
-        """Of the whole, and which part."""
-        said = self._whole.digest.encode() + self._samples.astype("<i8").tobytes()
-        return hashlib.sha256(said).hexdigest()
-
-    def __len__(self) -> int:
-        return len(self._samples)
-
-    def raws(self, samples: NDArray[np.int64]) -> Sequence[RawImage]:
-        """These samples of the part."""
-        return self._whole.raws(self._samples[samples])
-
-    def where(self, sample: int) -> str:
-        """As the whole says it."""
-        return self._whole.where(int(self._samples[sample]))
 
 
 def open_images(path: Path) -> ImageDataset:
@@ -179,8 +164,8 @@ def split(whole: ImageDataset, share: float, seed: int) -> tuple[Part, Part]:
         raise DataError(
             f"{share:g} of {len(whole)} images leave nothing on one side. Give another share."
         )
-    order = samples_at(np.arange(len(whole)), len(whole), seed, -1)
-    return Part(whole, np.sort(order[held:])), Part(whole, np.sort(order[:held]))
+    learned, kept = divided(len(whole), held, seed)
+    return Part(whole, learned), Part(whole, kept)
 
 
 def _no_images(path: Path, why: str) -> DataError:

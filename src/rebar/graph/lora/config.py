@@ -72,6 +72,11 @@ class AdapterConfig:
     alphas: dict[str, float] = field(default_factory=dict)
     base: str = ""
 
+    @property
+    def largest_rank(self) -> int:
+        """The largest rank that a module may have."""
+        return max(self.r, *self.ranks.values(), 1)
+
     def rank_of(self, module: str) -> int:
         """Rank of a module's matrices."""
         return _patterned(self.ranks, module, self.r)

@@ -13,17 +13,10 @@ from functools import lru_cache
 
 from rebar.graph.models.adapted import PARTS
 from rebar.graph.models.config import DecoderConfig
+from rebar.graph.weights.hf_names import INSIDE
 
 ALL_LINEAR = "all-linear"
-INSIDE = {
-    "q": "self_attn.q_proj",
-    "k": "self_attn.k_proj",
-    "v": "self_attn.v_proj",
-    "out": "self_attn.o_proj",
-    "gate": "mlp.gate_proj",
-    "up": "mlp.up_proj",
-    "down": "mlp.down_proj",
-}
+_WITHIN = {part: module for module, part in INSIDE.items() if part in PARTS}
 # How a decoder inside a larger model is spelled (Gemma 3 with pictures, old and new).
 _SPELLINGS = ("model.", "model.language_model.", "language_model.model.")
 MAX_PATTERN = 1000  # characters
@@ -40,7 +33,7 @@ class Place:
 
 def module_of(layer: int, part: str) -> str:
     """The name of a module: model.layers.3.self_attn.q_proj."""
-    return f"model.layers.{layer}.{INSIDE[part]}"
+    return f"model.layers.{layer}.{_WITHIN[part]}"
 
 
 def modules(config: DecoderConfig) -> dict[str, Place]:

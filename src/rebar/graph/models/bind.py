@@ -7,7 +7,8 @@ and lie side by side.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,6 +45,8 @@ class Binder:
     """Makes tensors and their operands from a model file. `operands` is what a plan's values are
     bound with. copied: matrices that could be mapped are copied into the pool. threads: that
     pack.
+
+    `decoder` gives everything its place and reads no matrix; `load` does.
     """
 
     def __init__(
@@ -61,23 +64,30 @@ class Binder:
         self.copied = copied
         self.threads = threads
         self.operands: dict[Tensor, Operand] = {}
+        self._reads: list[Callable[[], None]] = []
 
     def decoder(self) -> DecoderWeights:
-        """All weights of the decoder."""
+        """All weights of the decoder; matrices that are not mapped hold nothing yet."""
         c = self.model.config
         embed = self.matrix("embed.weight")
         head = embed if c.tied_head else self.matrix("head.weight")
         layers = tuple(self.layer(c, i) for i in range(c.layers))
-        self._report(c.layers)
         return DecoderWeights(embed[0], layers, self.vector("final_norm.weight"), head)
 
-    def _report(self, layers: int) -> None:
+    def load(self) -> None:
+        """Reads the matrices that `decoder` gave places, in their order."""
+        for done, read in enumerate(self._reads):
+            self._report(done)
+            read()
+        self._report(len(self._reads))
+        self._reads.clear()
+
+    def _report(self, done: int) -> None:
         if self.progress is not None:
-            self.progress("weights", layers, self.model.config.layers)
+            self.progress("weights", done, len(self._reads))
 
     def layer(self, c: DecoderConfig, i: int) -> LayerWeights:
         """Weights of layer i, in the order of use."""
-        self._report(i)
         p = f"layers.{i}."
         qkv = [f"{p}{part}" for part in "qkv"]
         weights = self.matrix(*(f"{name}.weight" for name in qkv))
@@ -132,19 +142,21 @@ class Binder:
         return tensor
 
     def _pack(self, group: Sequence[StoredTensor]) -> NDArray[np.uint8]:
-        """The group side by side in the pool, packed there or copied as it is."""
+        """The place of a group, side by side in the pool: packed there or copied as it is."""
         sizes = [packed_nbytes(t.type, *t.shape) for t in group]
         out = self.pool.allocate(sum(sizes), "+".join(t.name for t in group)).bytes()[: sum(sizes)]
         begin = 0
         for t, nbytes in zip(group, sizes, strict=True):
-            place = out[begin : begin + nbytes]
-            if t.packed:
-                np.copyto(place, t.data)
-                drop_pages(t.data)
-            else:
-                pack(t, place, self.threads)
+            self._reads.append(partial(self._read, t, out[begin : begin + nbytes]))
             begin += nbytes
         return out
+
+    def _read(self, t: StoredTensor, place: NDArray[np.uint8]) -> None:
+        if t.packed:
+            np.copyto(place, t.data)
+            drop_pages(t.data)
+        else:
+            pack(t, place, self.threads)
 
     def vector(self, name: str) -> Tensor:
         """A float32 vector, mapped where it can be."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
+from functools import partial
 
 from rebar.graph.models.bind import Binder, floats
 from rebar.graph.models.config import DecoderConfig
@@ -17,8 +18,10 @@ from rebar.graph.tensor import Tensor
 from rebar.graph.weights.hf_names import namer
 from rebar.graph.weights.layout import tensor_shapes
 from rebar.graph.weights.model_file import ModelFile, Progress, StoredTensor
-from rebar.graph.weights.pack import TILE_ROWS, unpacked
+from rebar.graph.weights.pack import TILE_ROWS
+from rebar.graph.weights.values import dense
 from rebar.hal import Matrix, Pool, Vector, WeightFormat
+from rebar.hal.files import drop_pages
 
 
 def trainable_shapes(config: DecoderConfig, frozen: Sequence[str]) -> list[ParameterShape]:
@@ -70,10 +73,13 @@ class TrainableBinder(Binder):
         if not self._learns(group[0].name):
             return super()._bind(group)
         n, k = sum(t.shape[0] for t in group), group[0].shape[1]
-        for t in group:
-            fill(self.parameters[self._name_of(t.name)].value, unpacked(t, self.threads))
+        self._reads += [partial(self._read_values, t) for t in group]
         names = [t.name for t in group]
         return self._learn(Tensor("+".join(names), (n, k), WeightFormat.F32), names)
+
+    def _read_values(self, t: StoredTensor) -> None:
+        fill(self.parameters[self._name_of(t.name)].value, dense(t, self.threads), self.threads)
+        drop_pages(t.data)
 
     def _learn(self, tensor: Tensor, names: Sequence[str]) -> Tensor:
         value, gradient = self.parameters.joined([self._name_of(name) for name in names])

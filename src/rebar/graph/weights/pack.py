@@ -61,16 +61,6 @@ def pack(tensor: StoredTensor, out: NDArray[np.uint8], threads: int = 1) -> None
     drop_pages(tensor.data)
 
 
-def unpacked(tensor: StoredTensor, threads: int = 1) -> NDArray[np.float32]:
-    """The values of a matrix (n, k), stored or packed, in the order of its outputs."""
-    n, k = tensor.shape
-    tiles = tensor.data
-    if not tensor.packed:
-        tiles = np.empty(packed_nbytes(tensor.type, n, k), np.uint8)
-        pack(tensor, tiles, threads)
-    return _native.unpack(FORMATS[tensor.type].native, tiles, n, k)
-
-
 def final_pieces(tensor: StoredTensor, threads: int = 1) -> Iterator[NDArray[np.uint8]]:
     """The bytes of a tensor as kernels read them, in pieces of about CHUNK_BYTES.
 

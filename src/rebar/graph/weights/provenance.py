@@ -10,6 +10,23 @@ from rebar.graph.weights.model_file import ModelFile, Progress
 from rebar.graph.weights.rebar_format import ProvenanceValue
 
 _CHUNK = 1 << 22
+MERGED, BASE = "merged_adapters", "merged_base"  # what is in a model's weights, and what was before
+
+
+def merged_digests(model: ModelFile) -> tuple[str, ...]:
+    """Digests of the adapters that are in a model's weights already."""
+    return tuple(str(model.provenance.get(MERGED) or "").split())
+
+
+def base_digest(model: ModelFile) -> str:
+    """What names a model whatever was merged into it: the digest of what it was converted from."""
+    return str(model.provenance.get(BASE) or model.provenance.get("source_sha256") or "")
+
+
+def merged_notes(model: ModelFile) -> dict[str, str]:
+    """What of the provenance stays true however the weights are written, or trained on."""
+    notes = ((name, model.provenance.get(name)) for name in (MERGED, BASE))
+    return {name: str(value) for name, value in notes if value}
 
 
 def provenance_of(
@@ -31,6 +48,7 @@ def provenance_of(
         "license": str(model.provenance.get("license", "")),
         "tool": tool,
         "converted": moment.isoformat(timespec="seconds"),
+        **merged_notes(model),
     }
 
 

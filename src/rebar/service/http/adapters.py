@@ -11,7 +11,7 @@ from typing import Literal, TypeVar
 import msgspec
 from fastapi import Request, Response
 
-from rebar.errors import InputError, ModelFileError, ModelNameError
+from rebar.errors import InputError, ModelFileError
 from rebar.service.adapter_book import NAME_TAKEN, AdapterBook, TakenAdapter
 from rebar.service.body import decode_body
 from rebar.service.http.describe import describe_model
@@ -65,16 +65,11 @@ class AdapterRoutes:
         202.
         """
         body = await _body(request, UnloadAdapterBody)
-        for service in self._router.services:
-            if service.adapters.get(body.lora_name) is not None:
-                adapter = service.adapters.unload(body.lora_name)
-                left = service.adapters.open_choices(adapter)
-                return _json(UnloadedAdapter(adapter.name, left), 202 if left else 200)
-        raise ModelNameError(
-            f"No adapter {body.lora_name[:200]!r} is loaded. GET /v1/models lists those that are.",
-            param="lora_name",
-            code="adapter_not_found",
-        )
+        books = [service.adapters for service in self._router.services]
+        book = next((b for b in books if b.get(body.lora_name) is not None), books[0])
+        adapter = book.unload(body.lora_name)
+        left = book.open_choices(adapter)
+        return _json(UnloadedAdapter(adapter.name, left), 202 if left else 200)
 
 
 def _take(book: AdapterBook, body: LoadAdapterBody) -> TakenAdapter:

@@ -69,8 +69,8 @@ counts tokens, those that had been computed before are in `cache_read_input_toke
 
 **Adapters** (LoRA) are named by `model` like the model itself; GET /v1/models lists them with their
 `parent`. One that is unloaded finishes its open answers first. Loading and unloading wants
-`Content-Type: application/json`, which no page of another origin can send unasked. All who have a
-key see all adapters.
+`Content-Type: application/json`, which no page of another origin can send unasked, and where there
+are keys an admin's. All who have a key see all adapters.
 
 **Errors** are `{{"error": {{"message", "type", "param", "code"}}}}`, under /v1/messages
 `{{"type": "error", "error": {{"type", "message"}}, "request_id"}}`. A failure after a stream began

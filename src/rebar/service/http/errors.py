@@ -45,6 +45,17 @@ class KeyRefusedError(HttpError):
         super().__init__(401, message, "invalid_api_key", headers)
 
 
+class AdminNeededError(HttpError):
+    """A key that may ask, but not change what is served."""
+
+    def __init__(self) -> None:
+        message = (
+            "This needs an admin's key. Whoever runs the server gives one with REBAR_ADMIN_KEY, or "
+            "by the word `admin` behind a key of --api-keys-file."
+        )
+        super().__init__(403, message, "admin_key_needed")
+
+
 class StoppingError(EngineError):
     """The server stops before the answer is complete."""
 

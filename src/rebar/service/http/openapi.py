@@ -172,6 +172,7 @@ def _errors(*statuses: int, body: type[msgspec.Struct] = ErrorBody) -> dict[int 
     meanings = {
         400: "A parameter is not valid; `param` names it",
         401: "An API key is needed, or this one is not known",
+        403: "An admin's key is needed",
         404: "No such model, or no such request",
         409: "The name is taken",
         413: "The body is too large",
@@ -231,8 +232,9 @@ COUNT_TOKENS = _post(CountTokensBody, TokenCount, work=False, error=AnthropicErr
 TOKENIZE = _post(TokenizeBody, TokenizeAnswer, work=False)
 DETOKENIZE = _post(DetokenizeBody, DetokenizeAnswer, work=False)
 LOAD_ADAPTER = _post(LoadAdapterBody, ModelObject, work=False)
-LOAD_ADAPTER["responses"] |= _errors(409)
+LOAD_ADAPTER["responses"] |= _errors(403, 409)
 UNLOAD_ADAPTER = _post(UnloadAdapterBody, UnloadedAdapter, work=False)
+UNLOAD_ADAPTER["responses"] |= _errors(403)
 UNLOAD_ADAPTER["responses"][202] = {
     "description": "Off the list; it leaves when its open answers have ended",
     **_content(UnloadedAdapter),
