@@ -250,6 +250,31 @@ def test_all_weights_can_learn(model: str, tmp_path: Path, capsys: Capture) -> N
     assert losses[max(losses)] < losses[1] - 1
 
 
+def test_a_model_that_learned_is_written_for_others_too(
+    model: str, tmp_path: Path, capsys: Capture
+) -> None:
+    """The folder that transformers opens gives the answer of the .rebar file, to the bit; the way
+    there is looked at before the training, not after it.
+    """
+    words = ["finetune", model, "--data", chats(tmp_path), "--full", *FAST, "--steps", "2"]
+    answers = []
+    for form in ("rebar", "hf"):
+        done, _ = told(capsys, *words, "--out", str(tmp_path / form), "--as", form)
+        more = ["generate", "number 3", "--model", done["model"], "--max-tokens", "12", "--json"]
+        answers.append(told(capsys, *more, "--temperature", "0")[0]["text"])
+    assert (tmp_path / "hf" / "model" / "config.json").exists()
+    assert answers[0] == answers[1]
+    told(capsys, *words, "--out", str(tmp_path / "hf"), "--as", "hf", "--resume")
+    (tmp_path / "other" / "model").mkdir(parents=True)
+    (tmp_path / "other" / "model" / "diary.txt").write_text("dear diary")
+    assert main([*words, "--out", str(tmp_path / "other"), "--as", "hf"]) == 2
+    assert not (tmp_path / "other" / LOG).exists()
+    capsys.readouterr()
+    lora = [word for word in words if word != "--full"]
+    assert main([*lora, "--out", str(tmp_path / "l"), "--as", "hf"]) == 2
+    assert "Give --full too" in capsys.readouterr().err
+
+
 def test_a_model_is_made_from_nothing(tmp_path: Path, capsys: Capture) -> None:
     """A few steps on an excerpt: it has learned the frequent tokens, and is a model like any."""
     out = tmp_path / "austen"

@@ -98,11 +98,22 @@ def test_targets_are_names_or_a_pattern(
 
 
 def test_some_layers_other_ranks_and_what_is_excluded(tmp_path: Path) -> None:
+    """As peft means them: no layers are all layers, and who is named in full is meant in any."""
     values = adapter_values(CONFIG, ["q_proj"], 4)
     one = {n: v for n, v in values.items() if ".layers.1." in n}
     some: dict[str, Any] = {"target_modules": ["q_proj", "v_proj"], "exclude_modules": ["v_proj"]}
     folder = tiny_adapter(tmp_path / "a", CONFIG, values=one, layers_to_transform=[1], **some)
     assert set(read_adapter(folder, CONFIG).parts) == {Place(1, "q")}
+
+    folder = tiny_adapter(tmp_path / "all", CONFIG, targets=["q_proj"], layers_to_transform=[])
+    assert {place.layer for place in read_adapter(folder, CONFIG).parts} == {0, 1}
+    named = ["model.layers.0.self_attn.q_proj", "v_proj"]
+    mixed = {n: v for n, v in adapter_values(CONFIG, ["q_proj", "v_proj"], 4).items()
+             if (".layers.0." in n) == ("q_proj" in n)}  # fmt: skip
+    folder = tiny_adapter(
+        tmp_path / "m", CONFIG, values=mixed, target_modules=named, layers_to_transform=[1]
+    )
+    assert set(read_adapter(folder, CONFIG).parts) == {Place(0, "q"), Place(1, "v")}
 
     half = {n: v[:2] if "lora_A" in n else v[:, :2] for n, v in one.items()}
     folder = tiny_adapter(
@@ -156,6 +167,9 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("biases", {"bias": "lora_only"}, "`bias` is 'lora_only'"),
     ("whole modules", {"modules_to_save": ["lm_head"]}, "`modules_to_save`"),
     ("other base weights", {"init_lora_weights": "pissa_niter_16"}, "other weights of the model"),
+    ("base weights by gradients", {"init_lora_weights": "lora_ga"}, "other weights of the model"),
+    ("a method of these days", {"kasa_config": {"beta": 1e-4}}, "`kasa_config` is set: another"),
+    ("a method not heard of yet", {"new_config": {"on": True}}, "`new_config` is set: another"),
     ("transposed", {"fan_in_fan_out": True}, "transposed"),
     ("layers of a pattern", {"target_modules": ".*q_proj", "layers_to_transform": [0]}, "beside a"),
     ("no pattern", {"target_modules": "(q_proj"}, "is none"),

@@ -10,6 +10,7 @@ from cyclopts import Parameter
 
 from rebar.cli.options import Json, Offline
 from rebar.cli.output import emit
+from rebar.cli.targets import As
 from rebar.cli.training_flags import TrainingFlags
 from rebar.errors import InputError
 
@@ -70,6 +71,7 @@ def train(
     tokenizer: Annotated[
         str, Parameter(help="bytes, bpe:SIZE learned from TEXT, or a model to take it from.")
     ] = "bpe:1024",
+    form: As = "rebar",
     size: SizeFlags | None = None,
     flags: TrainingFlags | None = None,
     json: Json = False,
@@ -81,7 +83,7 @@ def train(
     twentieth of the text is held out unless --eval-split says otherwise; its loss stands beside
     that of a bigram model, which knows pairs of neighbouring tokens and nothing else.
     """
-    from rebar.cli.training_run import Run, all_batches, write_model
+    from rebar.cli.training_run import Run, all_batches, model_place, write_model
     from rebar.dataflow.data import open_training
     from rebar.dataflow.text import Tokenizer
     from rebar.graph.learner import open_learner
@@ -102,6 +104,7 @@ def train(
             "tokens. Give a longer text, or a larger --eval-split.",
             param="eval_split",
         )
+    model_place(out, form)
     with Run.open(out, flags) as run:
         run.note_data(source.survey(), held_out)
         bigram = 0.0
@@ -114,7 +117,8 @@ def train(
         facts = {"text": str(text), "tokenizer": tokenizer, **asdict(size), **asdict(flags)}
         done = run.train(learner, source, held_out, RATE, facts, f"{text.name}, from nothing")
         if run.speaks:
-            done |= {"bigram_held_out_loss": round(bigram, 4)} | write_model(out, file, learner)
+            done["bigram_held_out_loss"] = round(bigram, 4)
+            done |= write_model(out, file, learner, form)
             emit(done, json=json)
     return run.exit_code
 

@@ -29,6 +29,7 @@ from rebar.cli.training_display import Display
 from rebar.errors import InputError, TrainingError
 
 if TYPE_CHECKING:
+    from rebar.cli.targets import Form
     from rebar.cli.training_flags import TrainingFlags
     from rebar.dataflow.data import Survey, TrainingBatches
     from rebar.graph.batch import Batch
@@ -246,20 +247,37 @@ def all_batches(source: TrainingBatches | None) -> list[Batch]:
     return found
 
 
-def write_model(folder: Path, file: ModelFile, learner: Learner) -> dict[str, str]:
-    """Writes the trained model to FOLDER/model.rebar, ready to be opened."""
+def model_place(folder: Path, form: Form) -> Path:
+    """Where a run writes the model it trained. InputError when something else is there."""
+    if form == "rebar":
+        return folder / "model.rebar"
+    from rebar.graph.weights.hf_writer import check_place
+
+    check_place(folder / "model", replace=True)
+    return folder / "model"
+
+
+def write_model(folder: Path, file: ModelFile, learner: Learner, form: Form) -> dict[str, Any]:
+    """Writes the trained model, ready to be opened: FOLDER/model.rebar, or the Hugging Face folder
+    FOLDER/model.
+    """
+    from rebar.cli.targets import written_facts
+    from rebar.dataflow.models import write_folder
     from rebar.graph.weights import write_rebar
     from rebar.graph.weights.fresh import trained_model
     from rebar.graph.weights.provenance import merged_notes
 
-    path, origin = folder / "model.rebar", {"tool": "rebar", "source": file.name}
+    path, origin = model_place(folder, form), {"tool": "rebar", "source": file.name}
     origin |= merged_notes(file)
     assert file.vocabulary is not None, "a converted model has its tables"
     with progress() as shown:
         whole = trained_model(file, learner.parameters)
-        tables = bytes(file.vocabulary)
-        write_rebar(whole, path, vocabulary=tables, provenance=origin, progress=shown)
-    return {"model": str(path), "size": format_size(path.stat().st_size)}
+        if form == "hf":
+            write_folder(whole, path, replace=True, progress=shown)
+        else:
+            tables = bytes(file.vocabulary)
+            write_rebar(whole, path, vocabulary=tables, provenance=origin, progress=shown)
+    return {"model": str(path), "size": written_facts(path)["size"]}
 
 
 def again(argv: Sequence[str], ranks: int = 1) -> str:
