@@ -37,7 +37,7 @@ def test_three_processes_train_one_network(tmp_path: Path) -> None:
         assert [code for code, *_ in done] == [0, 0, 0], done
         assert [said[1:] for said in done[1:]] == [("", "")] * 2
         assert json.loads(done[0][1])["steps"] == 11
-        assert json.loads(done[0][1])["learned_tokens"] == 2 * 1438
+        assert json.loads(done[0][1])["learned_images"] == 2 * 1438
     first, second = (tmp_path / name / "run" for name in ("a", "b"))
     assert end_of(first) == end_of(second)
     assert (first / "model.rebar").read_bytes() == (second / "model.rebar").read_bytes()
