@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -274,16 +275,47 @@ def test_what_is_written_is_read(tmp_path: Path, spec: LoraSpec) -> None:
     matrices = {
         name: initial(name, shape, seed=5) + np.float32(1) for name, shape in shapes.items()
     }
-    write_adapter(tmp_path, spec, matrices, base="tiny", notes={"steps": "3"})
+    write_adapter(tmp_path, spec, matrices, base="tiny", trained_on="ab")
     adapter = read_adapter(tmp_path, CONFIG)
     assert scales(adapter) == {spec.scale}
-    assert adapter.config.base == "tiny"
+    assert (adapter.config.base, adapter.trained_on) == ("tiny", "ab")
+    assert [adapter.is_foreign(base) for base in ("ab", "", "cd")] == [False, False, True]
     a, b = adapter.parts[Q].matrices()
     assert (a == matrices["model.layers.0.self_attn.q_proj.lora_A.weight"]).all()
     assert (b == matrices["model.layers.0.self_attn.q_proj.lora_B.weight"]).all()
     described = json.loads((tmp_path / "adapter_config.json").read_text())
     assert described["r"] == spec.r
     assert described["use_rslora"] is spec.rslora
+
+
+def test_who_is_stopped_while_writing_leaves_no_mixture(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """New weights stood beside the description of the ones before for a moment: equal shapes,
+    another scale, and nothing that could be noticed.
+    """
+    old, new = LoraSpec(4, 8.0), LoraSpec(4, 64.0)
+    matrices = {n: initial(n, shape, 5) for n, shape in lora_shapes(CONFIG, old)}
+    write_adapter(tmp_path, old, matrices)
+
+    def killed(*_: object, **__: object) -> bytes:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(msgspec.json, "format", killed)
+        with pytest.raises(KeyboardInterrupt):
+            write_adapter(tmp_path, new, matrices)
+    with pytest.raises(ModelFileError, match=r"adapter_config.json cannot be read"):
+        read_adapter(tmp_path, CONFIG)
+    write_adapter(tmp_path, new, matrices)
+    assert scales(read_adapter(tmp_path, CONFIG)) == {16.0}
+
+
+def test_a_place_that_takes_no_adapter_is_told(tmp_path: Path) -> None:
+    matrices = {n: initial(n, shape, 5) for n, shape in lora_shapes(CONFIG, LoraSpec())}
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(ModelFileError, match=r"cannot be written: .* Choose another place"):
+        write_adapter(tmp_path / "file" / "adapter", LoraSpec(), matrices)
 
 
 def test_where_training_begins() -> None:
