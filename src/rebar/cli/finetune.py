@@ -155,9 +155,10 @@ def _write(
     from rebar.cli.training_run import write_model
     from rebar.graph.lora import write_adapter
     from rebar.graph.parameters import dense
+    from rebar.graph.weights.provenance import weights_digest
 
     if lora.full:
         return write_model(out, file, learner, form)
     matrices = {p.name: dense(p.value) for p in learner.parameters}
-    write_adapter(out, lora.spec(), matrices, base=model)
+    write_adapter(out, lora.spec(), matrices, base=model, trained_on=weights_digest(file))
     return {"adapter": str(out)}

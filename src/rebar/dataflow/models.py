@@ -19,7 +19,7 @@ from rebar.dataflow.text.vocabulary import read_vocabulary
 from rebar.errors import InputError, ModelFileError, UnsupportedModelError
 from rebar.graph.weights import ModelFile, WeightType, open_model, write_rebar
 from rebar.graph.weights.model_file import Progress
-from rebar.graph.weights.provenance import provenance_of, source_sha256
+from rebar.graph.weights.provenance import TYPES, provenance_of, source_sha256
 from rebar.graph.weights.rebar_format import FORMAT_VERSION, MAGIC
 from rebar.graph.weights.source import resolve
 from rebar.graph.weights.source.names import parse
@@ -108,13 +108,17 @@ def convert(
     fit.
     """
     model = open_model(source)
+    provenance = provenance_of(
+        model, TOOL, progress=_titled(f"digest of {source.name}", progress), sha256=sha256
+    )
+    if kind or like:
+        model = _recoded(model, kind, like)
+        provenance[TYPES] = kind or "as in another model"
     write_rebar(
-        _recoded(model, kind, like) if kind or like else model,
+        model,
         target,
         vocabulary=_tables(model),
-        provenance=provenance_of(
-            model, TOOL, progress=_titled(f"digest of {source.name}", progress), sha256=sha256
-        ),
+        provenance=provenance,
         progress=_titled(f"convert {source.name}", progress),
         threads=read_machine().cores,
     )

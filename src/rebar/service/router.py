@@ -135,10 +135,13 @@ class ModelService:
         self.worker.give(self.adapters.orders())
         self.worker.start()
 
-    def submit(self, packets: list[RequestPacket], arrived: float | None = None) -> RequestStream:
+    def submit(
+        self, packets: list[RequestPacket], arrived: float | None = None, name: str = ""
+    ) -> RequestStream:
         """Sends a request's choices, all or none, to the engine. OverloadedError when full.
 
         arrived: when its first byte was read, by this service's clock; times count from there.
+        name: the model or adapter that answers, for its record.
         """
         self._refuse_overload(packets)
         started = self._clock() if arrived is None else arrived
@@ -157,18 +160,18 @@ class ModelService:
                 started, prompt=len(packet.prompt), adapter=adapter
             )
             self.admission.enter(len(packet.prompt))
-        self._note(self._note_begin, packets)
+        self._note(self._note_begin, packets, name)
         if self.request_seconds is not None and self._loop is not None:
             stream.timer = self._loop.call_later(
                 self.request_seconds, self._fail, [p.ticket for p in packets], TIMED_OUT
             )
         return stream
 
-    def _note_begin(self, packets: list[RequestPacket]) -> None:
+    def _note_begin(self, packets: list[RequestPacket], name: str) -> None:
         self.measures.accepted += len(packets)
         for packet in packets:
             self.measures.prompt_tokens.observe(len(packet.prompt))
-        self.history.begin(packets)
+        self.history.begin(packets, name)
 
     def _note(self, note: Callable[P, None], *args: P.args, **kwargs: P.kwargs) -> None:
         """Numbers and stories about a request never decide what becomes of it: what fails here is

@@ -51,6 +51,11 @@ class PngHeader:
         return _SAMPLES[self.kind]
 
     @property
+    def channels(self) -> int:
+        """Of the picture: 1 gray, 3 colours."""
+        return 1 if self.kind in (GRAY, GRAY_ALPHA) else 3
+
+    @property
     def line_nbytes(self) -> int:
         """Bytes of a row of pixels."""
         return (self.width * self.samples * self.depth + 7) // 8
@@ -103,7 +108,7 @@ def read_png(data: bytes) -> U8:
 
 
 def _wrong(what: str) -> InputError:
-    return InputError(f"The image {what}. Send another.", code="invalid_image")
+    return InputError(f"The image {what}. Use another.", code="invalid_image")
 
 
 def _chunks(data: bytes) -> Iterator[tuple[bytes, bytes]]:

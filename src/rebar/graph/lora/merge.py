@@ -17,7 +17,7 @@ import numpy as np
 from rebar.errors import InputError
 from rebar.graph.lora.folder import Adapter, LowRank
 from rebar.graph.weights.model_file import ModelFile, StoredTensor, WeightType
-from rebar.graph.weights.provenance import BASE, MERGED, base_digest, merged_digests
+from rebar.graph.weights.provenance import BASE, MERGED, TYPES, base_digest, merged_digests
 from rebar.graph.weights.recode import MadeTensor
 from rebar.graph.weights.values import F32, FLOATS
 
@@ -43,6 +43,8 @@ def merged(model: ModelFile, adapter: Adapter, kind: MergeType = "auto") -> Mode
         MERGED: " ".join((*merged_digests(model), adapter.digest)),
         BASE: base_digest(model),
     }
+    if kind != "auto":
+        notes[TYPES] = kind
     tensors = dict(model.tensors)
     for place, low in adapter.parts.items():
         name = f"layers.{place.layer}.{place.part}.weight"

@@ -82,7 +82,9 @@ def targeted(
     exclude: str | Sequence[str] = (),
     layers: Sequence[int] | None = None,
 ) -> tuple[dict[str, Place], list[str]]:
-    """The modules that are meant, by name, and the targets that mean none. layers: only these."""
+    """The modules that are meant, by name, and the targets that mean none. layers: only these,
+    except for modules that a list names in full.
+    """
     everything = modules(config)
     if targets == ALL_LINEAR:
         means = dict(everything)
@@ -92,9 +94,15 @@ def targeted(
         unknown = [] if means else [targets]
     else:
         unknown = [t for t in targets if not any(names([t], name) for name in everything)]
+    whole = () if isinstance(targets, str) else targets
     kept = {
         name: place
         for name, place in means.items()
-        if not (exclude and names(exclude, name)) and (layers is None or place.layer in layers)
+        if not (exclude and names(exclude, name))
+        and (
+            layers is None
+            or place.layer in layers
+            or any(spelled in whole for spelled in spellings(name))
+        )
     }
     return kept, unknown

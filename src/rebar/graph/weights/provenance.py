@@ -11,6 +11,7 @@ from rebar.graph.weights.rebar_format import ProvenanceValue
 
 _CHUNK = 1 << 22
 MERGED, BASE = "merged_adapters", "merged_base"  # what is in a model's weights, and what was before
+TYPES = "matrix_types"  # that matrices were given, where they do not have those of the source
 
 
 def merged_digests(model: ModelFile) -> tuple[str, ...]:
@@ -21,6 +22,16 @@ def merged_digests(model: ModelFile) -> tuple[str, ...]:
 def base_digest(model: ModelFile) -> str:
     """What names a model whatever was merged into it: the digest of what it was converted from."""
     return str(model.provenance.get(BASE) or model.provenance.get("source_sha256") or "")
+
+
+def weights_digest(model: ModelFile) -> str:
+    """What names the weights as they are: the source, what was merged, in which types. "" for a
+    model whose source is not known, as one of our own training.
+    """
+    if not (base := base_digest(model)):
+        return ""
+    changes = (str(model.provenance.get(name) or "") for name in (MERGED, TYPES))
+    return hashlib.sha256("\n".join((base, *changes)).encode()).hexdigest()
 
 
 def merged_notes(model: ModelFile) -> dict[str, str]:

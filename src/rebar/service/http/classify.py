@@ -70,9 +70,9 @@ class ClassifyRoutes:
 
         service, job = await self._off_loop.run(len(raw), validate)
         job = with_urgency(job, request.headers, record.started)
-        record.notes.update(inputs=len(job.packets))
+        record.notes.update(model=job.model, inputs=len(job.packets))
         logits = await until_disconnect(
-            request.receive, vectors_of(service, job.packets, record.started)
+            request.receive, vectors_of(service, job.model, job.packets, record.started)
         )
         config = service.model.classifier
         assert config is not None, "the router asked for it"
