@@ -155,6 +155,14 @@ class BoundTokenizer {
   }
   const Vocabulary& vocabulary() const { return tokenizer_.vocabulary(); }
 
+  // What the tables were built of, for who writes them in another format: u32 pairs of ids by rank, f32 a token.
+  nb::bytes merges() const {
+    std::vector<uint32_t> pairs;
+    for (const Merge& m : vocabulary().merges()) pairs.insert(pairs.end(), {m.left, m.right});
+    return nb::bytes(pairs.data(), pairs.size() * sizeof(uint32_t));
+  }
+  nb::bytes scores() const { return nb::bytes(vocabulary().scores().data(), vocabulary().scores().size_bytes()); }
+
  private:
   Buffer buffer_;
   Tokenizer tokenizer_;
@@ -221,6 +229,8 @@ void bind_text(nb::module_& m) {
       .def("token_bytes", &B::token_bytes, "id"_a.none())
       .def("token_type", &B::token_type, "id"_a.none())
       .def("missing_bytes", &B::missing_bytes, nb::sig("def missing_bytes(self) -> list[int]"))
+      .def("merges", &B::merges)
+      .def("scores", &B::scores)
       .def_prop_ro("size", [](const B& b) { return b.vocabulary().size(); })
       .def_prop_ro("pre", [](const B& b) { return std::string(b.vocabulary().pre()); })
       .def_prop_ro("spm", [](const B& b) { return b.vocabulary().split() == Split::kSpm; })

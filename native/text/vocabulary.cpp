@@ -1,5 +1,6 @@
 #include "text/vocabulary.h"
 
+#include <algorithm>
 #include <bit>
 #include <cstring>
 
@@ -153,6 +154,19 @@ std::string_view Vocabulary::pre() const {
 std::span<const uint32_t> Vocabulary::ends() const {
   const auto* base = reinterpret_cast<const uint8_t*>(h_) + h_->ends.offset;
   return {reinterpret_cast<const uint32_t*>(base), static_cast<size_t>(h_->ends.count)};
+}
+
+std::span<const float> Vocabulary::scores() const {
+  const auto* base = reinterpret_cast<const uint8_t*>(h_) + h_->scores.offset;
+  return {reinterpret_cast<const float*>(base), static_cast<size_t>(h_->scores.count)};
+}
+
+std::vector<Merge> Vocabulary::merges() const {
+  std::vector<Merge> all;
+  for (uint64_t i = 0; i < h_->merges.count; ++i)
+    if (merges_[i].left != kNone) all.push_back(merges_[i]);
+  std::sort(all.begin(), all.end(), [](const Merge& a, const Merge& b) { return a.rank < b.rank; });
+  return all;
 }
 
 uint32_t Vocabulary::char_id(uint32_t code) const {

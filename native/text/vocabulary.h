@@ -99,6 +99,8 @@ class Vocabulary {
   }
   std::string_view pre() const;
   std::span<const uint32_t> ends() const;
+  std::span<const float> scores() const;  // none for byte-level BPE
+  std::vector<Merge> merges() const;      // by rank; a new list each time
 
   const Merge* merge(uint32_t left, uint32_t right) const {
     uint64_t i = pair_hash(left, right);

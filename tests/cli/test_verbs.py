@@ -229,6 +229,79 @@ def test_merge_writes_a_model_that_answers_as_its_adapter(
     assert answers[0]["text"] != answers[1]["text"]
 
 
+def test_a_model_goes_out_as_a_folder_and_comes_back(
+    model: str, tmp_path: Path, capsys: Capture
+) -> None:
+    """Merged or not; answers are those of the file. What a folder cannot hold, and a place that is
+    taken, are told.
+    """
+    adapter = str(tiny_adapter(tmp_path / "adapter", tiny_config(), r=4))
+    flags = ["--max-tokens", "8", "--temperature", "0", "--json"]
+
+    def said(name: str, *more: str) -> str:
+        return str(told(capsys, "generate", "ab", "--model", name, *flags, *more)["text"])
+
+    plain, merged = str(tmp_path / "plain"), str(tmp_path / "merged")
+    made = told(capsys, "convert", model, plain, "--as", "hf", "--json")
+    assert made["target"] == plain
+    assert made["nbytes"] == sum(path.stat().st_size for path in Path(plain).iterdir())
+    assert said(plain) == said(model)
+    made = told(capsys, "merge", model, adapter, merged, "--as", "hf", "--json")
+    assert (made["changed"], made["scale"]) == ("14 matrices", "1")
+    assert said(merged) == said(model, "--adapter", adapter)
+    assert main(["merge", merged, adapter, str(tmp_path / "twice.rebar")]) == 2
+    assert "already" in capsys.readouterr().err
+    for verb in (["convert", model], ["merge", model, adapter]):
+        assert main([*verb, plain, "--as", "hf"]) == 2
+        assert "--force" in capsys.readouterr().err
+        assert main([*verb, plain, "--as", "hf", "--force"]) == 0
+        assert main([*verb, str(tmp_path / "q"), "--as", "hf", "--type", "Q8_0"]) == 2
+        assert "a Hugging Face folder holds floats" in capsys.readouterr().err
+        assert main([*verb, model, "--force"]) == 2
+        assert "is the model itself" in capsys.readouterr().err
+
+
+def test_no_verb_writes_over_its_own_model(model: str, tmp_path: Path, capsys: Capture) -> None:
+    """`rebar merge model.gguf adapter model.gguf --force` replaced the file that was to be the way
+    back: only the converted copy in the cache was compared with the target.
+    """
+    adapter = str(tiny_adapter(tmp_path / "adapter", tiny_config(), r=4))
+    folder = tmp_path / "folder"
+    assert main(["convert", model, str(folder), "--as", "hf"]) == 0
+    parts = [folder / name for name in ("model.safetensors", "config.json")]
+    for source, targets in ((Path(model), [Path(model)]), (folder, [*parts, folder])):
+        for target in targets:
+            before = target.stat()
+            for verb in (["convert", str(source)], ["merge", str(source), adapter]):
+                for form in ("rebar", "hf"):
+                    assert main([*verb, str(target), "--as", form, "--force"]) == 2
+            assert target.stat() == before
+            assert "is the model itself" in capsys.readouterr().err
+
+
+def test_matrices_take_other_types(model: str, tmp_path: Path, capsys: Capture) -> None:
+    """By name, or those of another model: what was trained in float32 becomes as small as its
+    base.
+    """
+
+    def types(target: str) -> dict[str, int]:
+        return dict(told(capsys, "inspect", target, "--json")["types"])
+
+    base, floats, again = (str(tmp_path / f"{name}.rebar") for name in ("q", "f", "a"))
+    assert main(["convert", model, base, "--type", "Q4_0"]) == 0
+    assert main(["convert", base, floats, "--type", "F32"]) == 0
+    assert main(["convert", floats, again, "--types-of", base]) == 0
+    capsys.readouterr()
+    assert set(types(base)) == {"F32", "Q4_0"}
+    assert set(types(floats)) == {"F32"}
+    assert types(again) == types(base)
+    odd = ["convert", model, str(tmp_path / "k.rebar"), "--type", "Q4_K"]
+    assert main(odd) == 2
+    assert "rows of 64 values, which Q4_K cannot hold" in capsys.readouterr().err
+    assert main(["convert", model, again, "--force", "--types-of", base, "--type", "F16"]) == 2
+    assert "--types-of goes with --as rebar" in capsys.readouterr().err
+
+
 def test_generate_takes_an_adapter(model: str, tmp_path: Path, capsys: Capture) -> None:
     folder = str(tiny_adapter(tmp_path / "adapter", tiny_config(), r=4))
     flags = ["--model", model, "--max-tokens", "8", "--temperature", "0", "--json"]

@@ -54,7 +54,8 @@ class Sum:
 class Line:
     """loss = (w x + b - y)^2 / 2 a point, one point after another."""
 
-    def __init__(self) -> None:
+    def __init__(self, **settings: object) -> None:
+        self.settings = settings
         self.parameters = Flat()
         self.seen: list[float] = []
 

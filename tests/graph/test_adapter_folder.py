@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -98,11 +99,22 @@ def test_targets_are_names_or_a_pattern(
 
 
 def test_some_layers_other_ranks_and_what_is_excluded(tmp_path: Path) -> None:
+    """As peft means them: no layers are all layers, and who is named in full is meant in any."""
     values = adapter_values(CONFIG, ["q_proj"], 4)
     one = {n: v for n, v in values.items() if ".layers.1." in n}
     some: dict[str, Any] = {"target_modules": ["q_proj", "v_proj"], "exclude_modules": ["v_proj"]}
     folder = tiny_adapter(tmp_path / "a", CONFIG, values=one, layers_to_transform=[1], **some)
     assert set(read_adapter(folder, CONFIG).parts) == {Place(1, "q")}
+
+    folder = tiny_adapter(tmp_path / "all", CONFIG, targets=["q_proj"], layers_to_transform=[])
+    assert {place.layer for place in read_adapter(folder, CONFIG).parts} == {0, 1}
+    named = ["model.layers.0.self_attn.q_proj", "v_proj"]
+    mixed = {n: v for n, v in adapter_values(CONFIG, ["q_proj", "v_proj"], 4).items()
+             if (".layers.0." in n) == ("q_proj" in n)}  # fmt: skip
+    folder = tiny_adapter(
+        tmp_path / "m", CONFIG, values=mixed, target_modules=named, layers_to_transform=[1]
+    )
+    assert set(read_adapter(folder, CONFIG).parts) == {Place(0, "q"), Place(1, "v")}
 
     half = {n: v[:2] if "lora_A" in n else v[:, :2] for n, v in one.items()}
     folder = tiny_adapter(
@@ -156,6 +168,9 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("biases", {"bias": "lora_only"}, "`bias` is 'lora_only'"),
     ("whole modules", {"modules_to_save": ["lm_head"]}, "`modules_to_save`"),
     ("other base weights", {"init_lora_weights": "pissa_niter_16"}, "other weights of the model"),
+    ("base weights by gradients", {"init_lora_weights": "lora_ga"}, "other weights of the model"),
+    ("a method of these days", {"kasa_config": {"beta": 1e-4}}, "`kasa_config` is set: another"),
+    ("a method not heard of yet", {"new_config": {"on": True}}, "`new_config` is set: another"),
     ("transposed", {"fan_in_fan_out": True}, "transposed"),
     ("layers of a pattern", {"target_modules": ".*q_proj", "layers_to_transform": [0]}, "beside a"),
     ("no pattern", {"target_modules": "(q_proj"}, "is none"),
@@ -260,16 +275,47 @@ def test_what_is_written_is_read(tmp_path: Path, spec: LoraSpec) -> None:
     matrices = {
         name: initial(name, shape, seed=5) + np.float32(1) for name, shape in shapes.items()
     }
-    write_adapter(tmp_path, spec, matrices, base="tiny", notes={"steps": "3"})
+    write_adapter(tmp_path, spec, matrices, base="tiny", trained_on="ab")
     adapter = read_adapter(tmp_path, CONFIG)
     assert scales(adapter) == {spec.scale}
-    assert adapter.config.base == "tiny"
+    assert (adapter.config.base, adapter.trained_on) == ("tiny", "ab")
+    assert [adapter.is_foreign(base) for base in ("ab", "", "cd")] == [False, False, True]
     a, b = adapter.parts[Q].matrices()
     assert (a == matrices["model.layers.0.self_attn.q_proj.lora_A.weight"]).all()
     assert (b == matrices["model.layers.0.self_attn.q_proj.lora_B.weight"]).all()
     described = json.loads((tmp_path / "adapter_config.json").read_text())
     assert described["r"] == spec.r
     assert described["use_rslora"] is spec.rslora
+
+
+def test_who_is_stopped_while_writing_leaves_no_mixture(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """New weights stood beside the description of the ones before for a moment: equal shapes,
+    another scale, and nothing that could be noticed.
+    """
+    old, new = LoraSpec(4, 8.0), LoraSpec(4, 64.0)
+    matrices = {n: initial(n, shape, 5) for n, shape in lora_shapes(CONFIG, old)}
+    write_adapter(tmp_path, old, matrices)
+
+    def killed(*_: object, **__: object) -> bytes:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(msgspec.json, "format", killed)
+        with pytest.raises(KeyboardInterrupt):
+            write_adapter(tmp_path, new, matrices)
+    with pytest.raises(ModelFileError, match=r"adapter_config.json cannot be read"):
+        read_adapter(tmp_path, CONFIG)
+    write_adapter(tmp_path, new, matrices)
+    assert scales(read_adapter(tmp_path, CONFIG)) == {16.0}
+
+
+def test_a_place_that_takes_no_adapter_is_told(tmp_path: Path) -> None:
+    matrices = {n: initial(n, shape, 5) for n, shape in lora_shapes(CONFIG, LoraSpec())}
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(ModelFileError, match=r"cannot be written: .* Choose another place"):
+        write_adapter(tmp_path / "file" / "adapter", LoraSpec(), matrices)
 
 
 def test_where_training_begins() -> None:

@@ -12,7 +12,7 @@ import pytest
 from rebar.errors import InputError, TrainingError
 from rebar.graph.checkpoint import CheckpointStore
 from rebar.graph.optimizer import AdamW, Optimizer, Rule, Sgd
-from rebar.graph.schedules import Schedule
+from rebar.graph.schedules import Schedule, ScheduleName
 from rebar.graph.trainer import StepRecord, Trainer, TrainerOptions
 from rebar.graph.window import Share, Window
 from tests.graph.harness import open_device
@@ -31,7 +31,8 @@ def trainer(
     line = Line()
     optimizer = Optimizer(open_device("cpu:scalar:1"), line.parameters, rule or AdamW())
     store = CheckpointStore(folder) if folder is not None else None
-    schedule = Schedule("cosine", rate, steps=source.windows, warmup=3)
+    kind: ScheduleName = "constant" if source.windows is None else "cosine"
+    schedule = Schedule(kind, rate, steps=source.windows, warmup=3)
     return Trainer(line, optimizer, schedule, source, options, held_out=held_out, store=store)
 
 
@@ -185,9 +186,9 @@ def test_a_checkpoint_of_another_run_is_refused_by_name(tmp_path: Path) -> None:
     assert saved is not None
     other = trainer(Source(points(8), seed=1), rate=0.1)
     before = values(other)
-    with pytest.raises(TrainingError, match=r"data was 8/4/4/1/0, is 8/4/4/1/1; schedule was"):
+    with pytest.raises(TrainingError, match=r"/1/0, is 8/4/4/1/1; schedule rate was 0.05, is 0.1"):
         other.resume(saved)
-    with pytest.raises(TrainingError, match="optimizer was"):
+    with pytest.raises(TrainingError, match=r"optimizer\[0\] was AdamW, is Sgd"):
         trainer(Source(points(8)), rule=Sgd()).resume(saved)
     assert values(other) == before
 
@@ -207,6 +208,114 @@ def test_patience_ends_a_run_with_its_best(tmp_path: Path) -> None:
     after = CheckpointStore(tmp_path).newest()
     assert after is not None
     assert after.state["progress"]["step"] == best + 6  # what is gone on from is the last
+
+
+def test_a_stop_cuts_an_evaluation_short_and_it_is_made_first_when_it_goes_on(
+    tmp_path: Path,
+) -> None:
+    """A stop waited for the end of an evaluation, which may take minutes. Left out for good it
+    would change when a run with patience ends: it is owed, and made before the next step.
+    """
+    held = [points(3, seed=seed) for seed in range(4)]
+    options = TrainerOptions(evaluate_every=2, patience=3)
+    whole = trainer(Source(points(64)), options, folder=tmp_path / "whole", held_out=held)
+    expected = [(r.step, r.evaluation) for r in whole.run()]
+
+    first = trainer(Source(points(64)), options, folder=tmp_path / "cut", held_out=held)
+    line, asked = first.learner, []
+    assert isinstance(line, Line)
+    evaluate = line.evaluate
+
+    def stopping(batch: Points) -> object:
+        asked.append(batch)
+        if len(asked) == 6:  # the second batch of the evaluation after step 4
+            first.stop()
+        return evaluate(batch)
+
+    line.evaluate = stopping  # type: ignore[method-assign, assignment]
+    told = [(r.step, r.evaluation) for r in first.run()]
+    assert told == [*expected[:3], (4, None)]
+    assert len(asked) == 6
+    second = trainer(Source(points(64)), options, folder=tmp_path / "cut", held_out=held)
+    saved = CheckpointStore(tmp_path / "cut").newest()
+    assert saved is not None
+    second.resume(saved)
+    assert (4, second.begin()) == expected[3]
+    assert second.begin() is None
+    assert [(r.step, r.evaluation) for r in second.run()] == expected[4:]
+    assert second.progress == whole.progress
+    assert values(second) == values(whole)
+
+
+def test_a_stop_before_the_first_step_is_no_evaluation(tmp_path: Path) -> None:
+    made = trainer(Source(points(8)), folder=tmp_path, held_out=[points(3)])
+    assert made.begin() == made.evaluate()
+    made.stop()
+    assert made.begin() is None
+    assert list(made.run()) == []
+    saved = CheckpointStore(tmp_path).newest()
+    assert saved is not None
+    assert saved.state["progress"]["step"] == 0
+
+
+def test_held_out_data_without_supervision_is_no_loss_of_zero() -> None:
+    made = trainer(Source(points(8)), held_out=[points(3, asked=[False] * 3)])
+    with pytest.raises(InputError, match="no token of the held-out data is supervised"):
+        made.begin()
+
+
+@pytest.mark.parametrize("good", [0, 3])
+def test_a_source_without_end_and_without_supervision_is_given_up(
+    tmp_path: Path, good: int
+) -> None:
+    """The trainer asked for the next window for ever. What was learned before is saved."""
+
+    class Endless(Source):
+        @property
+        def windows(self) -> int | None:
+            return None
+
+        def next_window(self) -> Window[Points] | None:
+            self.at[1] += 1
+            if self.at[1] <= good:
+                return Window((points(4),), 4, (1,), tokens=4)
+            return Window((), 0, skipped=2, tokens=0)
+
+    source = Endless(points(4))
+    made = trainer(source, TrainerOptions(empty_windows=50), folder=tmp_path)
+    with pytest.raises(InputError, match=r"50 windows in a row .* 100 samples were skipped") as e:
+        list(made.run())
+    assert f"after {good} steps" in str(e.value)
+    assert source.at[1] == good + 50
+    assert [p.name[:19] for p in CheckpointStore(tmp_path).paths()] == (
+        ["checkpoint-00000003"] if good else []
+    )
+
+
+def test_the_time_left_counts_evaluations(tmp_path: Path) -> None:
+    """A clock that goes on by a second whenever it is asked, and by 100 in an evaluation: of 16
+    steps eight evaluate, which the time left did not know of.
+    """
+    made = trainer(Source(points(64)), TrainerOptions(evaluate_every=2), held_out=[points(3)])
+    line, now = made.learner, [0.0]
+    assert isinstance(line, Line)
+    evaluate = line.evaluate
+
+    def slow(batch: Points) -> object:
+        now[0] += 100
+        return evaluate(batch)
+
+    line.evaluate = slow  # type: ignore[method-assign, assignment]
+    made._clock = lambda: now[0]
+    left = [r.left for r in made.run()]
+    assert left[:4] == [0.0, 0.0, 13 * 100 / 3, 12 * 100 / 4]
+    assert left[-1] == 0
+
+
+@pytest.mark.parametrize("wrong", [{"steps": 0}, {"evaluate_every": -1}, {"empty_windows": 0}])
+def test_options_that_are_no_run_are_refused(wrong: dict[str, int]) -> None:
+    with pytest.raises(InputError, match="a run has 1 step or more"):
+        TrainerOptions(**wrong)
 
 
 def test_patience_needs_what_it_looks_at(tmp_path: Path) -> None:

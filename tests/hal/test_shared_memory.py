@@ -143,17 +143,34 @@ def huge_bytes(address: int) -> int:
     return 0
 
 
+def system_collapses() -> bool:
+    """Whether this system puts a page of 2 MiB under shared memory now: asked by hand, for an
+    answer by what is tested could only agree with it.
+    """
+    descriptor = os.memfd_create(NAME + "-asked")
+    os.ftruncate(descriptor, 2 * HUGE)
+    with mmap.mmap(descriptor, 2 * HUGE) as there:
+        os.close(descriptor)
+        first = ctypes.addressof(ctypes.c_char.from_buffer(there))
+        offset = -first % HUGE
+        there[offset] = 1
+        madvise = ctypes.CDLL(None).madvise
+        madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+        given = madvise(first + offset, HUGE, 25) == 0  # MADV_COLLAPSE
+        return given and huge_bytes(first) == HUGE
+
+
 def test_large_pages_come_under_what_is_about_to_be_used(memory: SharedMemory) -> None:
     """Systems give shared memory 4 KiB pages; nothing but speed would show it. An extent that holds
     something keeps it, one that does not costs nothing until it is reached.
     """
+    if not system_collapses():
+        pytest.skip("this system puts no large pages under shared memory")
     mapping = memory.map(4 * LEAST + 4096)
     view = mapping.bytes()
     assert mapping.address % HUGE == 0
     view[: 3 * 4096] = 5
     mapping.reach(1)
-    if not mapping._collapses:
-        pytest.skip("this system puts no large pages under shared memory")
     assert huge_bytes(mapping.address) == HUGE == memory.resident_bytes
     assert (view[: 3 * 4096] == 5).all()
     assert not view[3 * 4096 : HUGE].any()

@@ -4,5 +4,9 @@ imports them at its top cannot even be read; all of its tests are marked `parity
 
 from importlib.util import find_spec
 
-NEEDS = {"test_tokenizer_parity.py": "tokenizers", "test_adapters_peft.py": "peft"}
+NEEDS = {
+    "test_tokenizer_parity.py": "tokenizers",
+    "test_adapters_peft.py": "peft",
+    "test_hf_folders.py": "transformers",
+}
 collect_ignore = [name for name, library in NEEDS.items() if find_spec(library) is None]

@@ -32,6 +32,9 @@ CASES: list[dict[str, Any]] = [
     {"target_modules": ["o_proj", "k_proj", "gate_proj"], "layers_to_transform": [1]},
     {"target_modules": ["q_proj", "down_proj"], "rank_pattern": {r"layers.1.*q_proj": 2},
      "alpha_pattern": {"down_proj": 32}},
+    {"target_modules": ["q_proj"], "layers_to_transform": []},
+    {"target_modules": ["model.layers.0.self_attn.q_proj", "v_proj"], "layers_to_transform": [1]},
+    {"target_modules": "all-linear", "rank_pattern": {"^model.layers.0.mlp.up_proj": 2}},
     {"target_modules": ["q_proj", "k_proj", "v_proj"], "exclude_modules": r".*\.k_proj"},
 ]  # fmt: skip
 

@@ -112,6 +112,58 @@ def test_a_rank_that_never_comes_is_named() -> None:
     assert "the 2 ranks did not meet at tcp://127.0.0.1:" in err
 
 
+def test_a_port_that_is_taken_is_told() -> None:
+    """By a program that listens and says nothing: the library waited for it without end, and its
+    advice was none.
+    """
+    with socket.socket() as stranger:
+        stranger.bind(("127.0.0.1", 0))
+        stranger.listen()
+        port = str(stranger.getsockname()[1])
+        ranks = [
+            subprocess.Popen(
+                [sys.executable, "-c", MEET, str(rank), "2", port],
+                cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            )
+            for rank in range(2)
+        ]  # fmt: skip
+        for code, _, err in ended(ranks):
+            assert code == 1
+            assert f"holds port {port}: start all ranks with another MASTER_PORT" in err
+
+
+def test_who_waits_for_a_rank_that_hangs_hears_ctrl_c() -> None:
+    """Inside of the library no signal is seen: Ctrl-C did nothing for the whole time-out."""
+    ranks = start(2, """
+        group._timeout = 600.0  # the library's own is 5 s
+        group._torch.distributed.all_gather = lambda *_: time.sleep(600)
+        print("waits", flush=True)
+        try:
+            group.gather(1.0)
+        except KeyboardInterrupt:
+            print("heard")
+            group.close()
+    """)  # fmt: skip
+    for process in ranks:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "waits\n"
+        time.sleep(0.2)
+        process.send_signal(signal.SIGINT)
+    for code, out, err in ended(ranks):
+        assert (code, out) == (0, "heard\n"), err
+
+
+def test_a_group_can_be_left_at_once_and_met_again() -> None:
+    """A rank that is done leaves while the others still read its last number."""
+    ranks = start(4, """
+        for round in range(20):
+            assert group.gather(float(rank + round)) == [float(r + round) for r in range(4)]
+        group.close()
+        print("done")
+    """)  # fmt: skip
+    assert [(code, out) for code, out, _ in ended(ranks)] == [(0, "done\n")] * 4
+
+
 def test_texts_of_any_length_are_told_in_order() -> None:
     ranks = start(3, """
         print(group.gather_text("ü" * (2 * rank)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import shutil
 import threading
 import time
@@ -71,6 +72,31 @@ def test_all_at_once_equal_each_alone(server: Served, folder: Path) -> None:
         asked = [names[i % 4] for i in range(32)]
         answers = list(pool.map(lambda name: server.complete(model=name, **ASKED), asked))
     assert [choice(a) for a in answers] == [alone[name] for name in asked]
+
+
+def test_records_and_log_name_the_adapter(
+    server: Served, folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """They named the base for every request, and of a load and an unload nothing but the route:
+    whoever asks which adapter was slow, or who took one away, found no answer.
+    """
+    with caplog.at_level(logging.INFO, "rebar.service"):
+        for name in ("pirate", "m"):
+            id_ = server.complete(model=name, **ASKED).headers["x-request-id"]
+            assert server.http.get(f"/v1/requests/{id_}").json()["model"] == name
+            id_ = post(server, "/v1/embeddings", model=name, input="hi").headers["x-request-id"]
+            assert server.http.get(f"/v1/requests/{id_}").json()["model"] == name
+        assert load(server, "sage", folder).status_code == 200
+        assert post(server, UNLOAD, lora_name="sage").status_code == 200
+    lines = [record.getMessage() for record in caplog.records]
+    for route, note in (
+        ("/v1/completions", "model=pirate"),
+        ("/v1/completions", "model=m"),
+        ("/v1/embeddings", "model=pirate"),
+        (LOAD, "adapter=sage"),
+        (UNLOAD, "adapter=sage open=0"),
+    ):
+        assert any(route in line and f" {note}" in line for line in lines), (route, note)
 
 
 def test_every_api_takes_the_name(server: Served) -> None:

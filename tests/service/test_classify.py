@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from rebar.graph.classifier import ClassifierOptions, load_classifier
 from rebar.graph.weights.classifier import open_classifier
 from rebar.service.classify_request import MAX_IMAGES
+from rebar.service.http import classify
 from rebar.service.http.lifecycle import TimeLimits
 from rebar.service.http.waves import WAVE
 from tests.service.classifying import (
@@ -375,3 +376,21 @@ def test_a_killed_engine_loses_nothing(path: Path, tmp_path: Path) -> None:
         wait_for(lambda: bool(server.probed.engines()[0]["healthy"]), 10)
         assert server.probed.engines()[0]["restarts"] >= kills
         server.probed.workers = server.probed.pids()
+
+
+def test_a_long_answer_is_written_beside_the_loop(
+    shapes: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was built in the event loop, where every other client waits for it."""
+    where: list[str] = []
+    written = classify.answer_of
+
+    def watched(*arguments: Any) -> bytes:
+        where.append(threading.current_thread().name)
+        return written(*arguments)
+
+    monkeypatch.setattr(classify, "answer_of", watched)
+    for count in (2, MAX_IMAGES):
+        given = [encoded(gray_png(image)) for image in images(count)]
+        assert len(said(ask(shapes, given))) == count
+    assert [name.startswith("rebar-text") for name in where] == [False, True]

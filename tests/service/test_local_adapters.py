@@ -9,7 +9,15 @@ from typing import Any
 import pytest
 
 import rebar
+from rebar.dataflow.adapters import AdapterStore
+from rebar.dataflow.models import convert
 from rebar.errors import InputError, ModelFileError
+from rebar.graph.lora import LoraSpec, initial, lora_shapes, read_adapter, write_adapter
+from rebar.graph.lora.merge import merged
+from rebar.graph.models.adapted import AdapterRoom
+from rebar.graph.weights import open_model, write_rebar
+from rebar.graph.weights.provenance import weights_digest
+from rebar.service.local_adapters import LocalAdapters
 from tests.service.adapted import ASKED, CONFIG, adapted, choice
 from tests.tiny import tiny_gguf
 from tests.tiny.adapter import tiny_adapter
@@ -44,3 +52,35 @@ def test_names_choose_adapters_side_by_side(tmp_path: Path) -> None:
             bare.generate("x", adapter="pirate")
     with pytest.raises(ModelFileError, match="cannot be read"):
         rebar.load(path, adapters={"x": tmp_path / "nowhere"}, **options)
+
+
+def test_an_adapter_of_other_weights_is_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Same sizes, other weights (another quantization, something merged in): it was served without
+    a word, though what is served is then not what was trained.
+    """
+    source = tiny_gguf(tmp_path, head_dim=32)
+    files = {name: tmp_path / f"{name}.rebar" for name in ("base", "again", "q4", "merged")}
+    for name in ("base", "again"):
+        convert(source, files[name])
+    convert(source, files["q4"], kind="Q4_0")
+    base = open_model(files["base"])
+    spec = LoraSpec(4)
+    matrices = {n: initial(n, shape, 1) for n, shape in lora_shapes(base.config, spec)}
+    mine = tmp_path / "mine"
+    write_adapter(mine, spec, matrices, trained_on=weights_digest(base))
+    other = tiny_adapter(tmp_path / "other", base.config, seed=9)  # says nothing of its weights
+    whole = merged(base, read_adapter(other, base.config))
+    assert base.vocabulary is not None
+    tables = bytes(base.vocabulary)
+    write_rebar(whole, files["merged"], vocabulary=tables, provenance=whole.provenance)
+    room = AdapterRoom(2, 8)
+    for name, path in files.items():
+        file, foreign = open_model(path), name in ("q4", "merged")
+        caplog.clear()
+        LocalAdapters(file, {"mine": mine})
+        store = AdapterStore(tmp_path / name, file.config, room, base=weights_digest(file))
+        store.take(mine)
+        store.take(tiny_adapter(tmp_path / "third", base.config, seed=10))
+        assert sum("trained on other weights" in m for m in caplog.messages) == 2 * foreign, name

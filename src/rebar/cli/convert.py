@@ -8,43 +8,49 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from rebar.cli.options import Json, Model, Offline, format_size
+from rebar.cli.models import find_named, open_named
+from rebar.cli.options import Json, Model, Offline
 from rebar.cli.output import emit, progress
-from rebar.cli.settings import places
+from rebar.cli.targets import As, Force, Type, check_target, folder_type, written_facts
 from rebar.errors import InputError
 
 
 def convert(
     source: Model,
-    target: Annotated[Path, Parameter(help="The file to write.")],
+    target: Annotated[Path, Parameter(help="The file or folder to write.")],
     *,
-    force: Annotated[bool, Parameter(help="Replace the file if there is one.")] = False,
+    form: As = "rebar",
+    kind: Annotated[
+        Type, Parameter(name="--type", help="Of all matrices; auto: as they are stored.")
+    ] = "auto",
+    types_of: Annotated[
+        str | None,
+        Parameter(help="A model of the same sizes: each matrix in the type that it has there."),
+    ] = None,
+    force: Force = False,
     json: Json = False,
     offline: Offline = False,
 ) -> None:
-    """Write a model as a .rebar file."""
-    from rebar.dataflow.models import convert as write
-    from rebar.graph.weights.source import resolve
+    """Write a model as a .rebar file, or as a Hugging Face folder.
 
-    if target.is_dir():
-        raise InputError(
-            f"{target} is a folder. Name the file to write, like {target}/model.rebar."
-        )
-    if target.exists() and not force:
-        raise InputError(f"{target} exists. Choose another name, or --force to replace it.")
-    where = places()
+    --type and --types-of quantize a model that was trained in float32 again. A folder has one float
+    type: auto is F16 or BF16 where this holds every weight as it is, F32 otherwise.
+    """
+    from rebar.dataflow.models import convert as write
+    from rebar.dataflow.models import write_folder
+    from rebar.graph.weights import open_model
+
     begin = time.perf_counter()
+    found = find_named(source, offline=offline)
+    check_target(target, form, found, force=force)
+    if types_of is not None and (form == "hf" or kind != "auto"):
+        raise InputError("--types-of goes with --as rebar and without --type.", param="types_of")
+    like = None if types_of is None else open_named(types_of, offline=offline)
     with progress() as shown:
-        found = resolve(source, where.cache, hub=where.hub, progress=shown, offline=offline)
-        write(found, target, shown)
-    nbytes = target.stat().st_size
+        if form == "hf":
+            told = folder_type(kind)
+            write_folder(open_model(found), target, kind=told, replace=force, progress=shown)
+        else:
+            write(found, target, shown, kind=None if kind == "auto" else kind, like=like)
     seconds = round(time.perf_counter() - begin, 3)
-    emit(
-        {
-            "target": str(target),
-            "nbytes": nbytes,
-            "size": format_size(nbytes),
-            "seconds": seconds,
-        },
-        json=json,
-    )
+    emit({**written_facts(target), "seconds": seconds}, json=json)

@@ -26,7 +26,7 @@ VERBS = {
     "train": "Train a small model from nothing on a text.",
     "train-images": "Train an image classifier from nothing on labelled images.",
     "tokenize": "Show the token ids of a text.",
-    "convert": "Write a model as a .rebar file.",
+    "convert": "Write a model as a .rebar file, or as a Hugging Face folder.",
     "merge": "Add an adapter into a model's weights, in a new file.",
     "inspect": "Show what is in a model file.",
     "bench": "Measure this machine, the engine on it, or a running server.",

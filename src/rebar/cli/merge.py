@@ -4,30 +4,37 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
-from rebar.cli.options import Json, Model, Offline, format_size
+from rebar.cli.models import find_named, open_found
+from rebar.cli.options import Json, Model, Offline
 from rebar.cli.output import emit, progress
-from rebar.errors import InputError
+from rebar.cli.targets import As, Force, Type, check_target, folder_type, written_facts
 
-MergeType = Literal["auto", "F32", "F16", "BF16", "Q8_0"]
+if TYPE_CHECKING:
+    from rebar.graph.lora import Adapter
+    from rebar.graph.weights import ModelFile
+
+MergeType = Literal["same"] | Type
 
 
 def merge(
     model: Model,
     adapter: Annotated[Path, Parameter(help="Folder of a LoRA adapter as peft saves it.")],
-    target: Annotated[Path, Parameter(help="The .rebar file to write.")],
+    target: Annotated[Path, Parameter(help="The file or folder to write.")],
     *,
+    form: As = "rebar",
     kind: Annotated[
         MergeType,
         Parameter(
             name="--type",
-            help="Of the weights that change; auto: floats stay, quantized become Q8_0.",
+            help="Of the weights that change; auto: floats stay, quantized become Q8_0; same: each "
+            "in the type that it has. Of a folder: of all weights.",
         ),
     ] = "auto",
-    force: Annotated[bool, Parameter(help="Replace the file if there is one.")] = False,
+    force: Force = False,
     json: Json = False,
     offline: Offline = False,
 ) -> None:
@@ -36,39 +43,29 @@ def merge(
     MODEL itself is not changed: it is the way back. An adapter that is in its weights already is
     refused. `rebar serve --adapter` serves an adapter without merging, several at a time.
     """
-    if target.is_dir():
-        raise InputError(
-            f"{target} is a folder. Name the file to write, like {target}/merged.rebar."
-        )
-    if target.exists() and not force:
-        raise InputError(f"{target} exists. Choose another name, or --force to replace it.")
-    begin = time.perf_counter()
-    changed, scales = _write(model, adapter, target, kind, offline=offline)
-    nbytes = target.stat().st_size
-    facts: dict[str, object] = {
-        "target": str(target),
-        "changed": f"{changed} matrices",
-        "scale": scales,
-    }
-    facts |= {"nbytes": nbytes, "size": format_size(nbytes)}
-    emit({**facts, "seconds": round(time.perf_counter() - begin, 3)}, json=json)
-
-
-def _write(
-    model: str, adapter: Path, target: Path, kind: MergeType, *, offline: bool
-) -> tuple[int, str]:
-    """How many matrices changed, and by which factors of B A."""
-    from rebar.cli.models import open_named
     from rebar.graph.lora import read_adapter
+
+    begin = time.perf_counter()
+    source = find_named(model, offline=offline)
+    check_target(target, form, source, force=force)
+    file = open_found(source)
+    loaded = read_adapter(adapter, file.config)
+    if form == "hf":
+        _write_folder(file, loaded, target, kind, force=force)
+    else:
+        _write_file(file, loaded, target, kind)
+    scales = sorted({f"{low.scale:g}" for low in loaded.parts.values()})
+    facts = {"changed": f"{len(loaded.parts)} matrices", "scale": ", ".join(scales)}
+    seconds = round(time.perf_counter() - begin, 3)
+    emit({**facts, **written_facts(target), "seconds": seconds}, json=json)
+
+
+def _write_file(file: ModelFile, adapter: Adapter, target: Path, kind: MergeType) -> None:
     from rebar.graph.lora.merge import merged
     from rebar.graph.weights import write_rebar
     from rebar.hal import read_machine
 
-    file = open_named(model, offline=offline)
-    if target.exists() and target.samefile(file.path):
-        raise InputError(f"{target} is the model itself. Write to another file.")
-    loaded = read_adapter(adapter, file.config)
-    whole = merged(file, loaded, kind)
+    whole = merged(file, adapter, kind)
     assert file.vocabulary is not None, "a converted model has its tables"
     with progress() as shown:
         write_rebar(
@@ -79,5 +76,24 @@ def _write(
             progress=lambda _, done, total: shown("merge", done, total),
             threads=read_machine().cores,
         )
-    scales = sorted({f"{low.scale:g}" for low in loaded.parts.values()})
-    return len(loaded.parts), ", ".join(scales)
+
+
+def _write_folder(
+    file: ModelFile, adapter: Adapter, target: Path, kind: MergeType, *, force: bool
+) -> None:
+    """Every sum is rounded once, to the type of the folder."""
+    from rebar.dataflow.models import write_folder
+    from rebar.graph.lora.merge import merged
+    from rebar.graph.weights.hf_writer import folder_type as usual
+
+    given = folder_type(kind)
+    due = usual(file) if given == "auto" else given
+    whole = merged(file, adapter, due)
+    with progress() as shown:
+        write_folder(
+            whole,
+            target,
+            kind=due,
+            replace=force,
+            progress=lambda _, done, total: shown("merge", done, total),
+        )

@@ -11,17 +11,32 @@ from rebar.cli.settings import places
 ADAPTER = "adapter"
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from rebar.graph.weights import ModelFile
     from rebar.service.local import Model
 
 
-def open_named(name: str, *, offline: bool = False) -> ModelFile:
-    """The mapped .rebar file of a model name; fetched and converted on first use."""
-    from rebar.dataflow.models import open_converted
+def find_named(name: str, *, offline: bool = False) -> Path:
+    """The file or folder of a model name; fetched on first use."""
+    from rebar.graph.weights.source import resolve
 
     where = places()
     with progress() as shown:
-        return open_converted(name, where.cache, hub=where.hub, progress=shown, offline=offline)
+        return resolve(name, where.cache, hub=where.hub, progress=shown, offline=offline)
+
+
+def open_named(name: str, *, offline: bool = False) -> ModelFile:
+    """The mapped .rebar file of a model name; fetched and converted on first use."""
+    return open_found(find_named(name, offline=offline))
+
+
+def open_found(source: Path) -> ModelFile:
+    """The same of a file or folder."""
+    from rebar.dataflow.models import open_source
+
+    with progress() as shown:
+        return open_source(source, places().cache, shown)
 
 
 def load_named(

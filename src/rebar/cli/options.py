@@ -170,9 +170,8 @@ class AdapterFlags:
         if rank is None and self.adapter:
             from rebar.graph.lora.config import read_config
 
-            configs = [read_config(folder) for folder in self.folders.values()]
-            largest = max(max((c.r, *c.ranks.values())) for c in configs)
-            rank = min(max(DEFAULT_RANK, largest), MAX_RANK)
+            ranks = [read_config(folder).largest_rank for folder in self.folders.values()]
+            rank = min(max(DEFAULT_RANK, *ranks), MAX_RANK)
         rank = DEFAULT_RANK if rank is None else rank
         return replace(options, max_adapters=count, max_rank=rank)
 

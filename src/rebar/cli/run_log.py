@@ -6,39 +6,61 @@ some steps again when it goes on; the later line of a step counts.
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from rebar.errors import InputError
+from rebar.hal.files import lock_now
 
 LOG, PLOT = "log.jsonl", "loss.svg"
 
 
 class RunLog:
-    """Appends to DIR/log.jsonl; each line is there when `write` returns."""
+    """Appends to DIR/log.jsonl; each line is there when `write` returns. While it is open, nobody
+    else can open it. begun: whether an earlier process wrote to it.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / LOG
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            self._file = self.path.open("a", encoding="utf-8")
+            self._file = self.path.open("a+", encoding="utf-8")
+            alone = lock_now(self._file.fileno())
         except OSError as error:
             raise InputError(
                 f"{folder} cannot be written to: {error.strerror}. Give --out another folder.",
                 param="out",
             ) from error
+        if not alone:
+            self._file.close()
+            raise InputError(
+                f"a run is writing to {folder} right now. Wait for its end, or give another --out.",
+                param="out",
+            )
+        size = os.fstat(self._file.fileno()).st_size
+        self.begun = size > 0
+        if self.begun and os.pread(self._file.fileno(), 1, size - 1) != b"\n":
+            # A process that was killed left half a line, which would swallow the next.
+            self._file.write("\n")
 
     def write(self, event: str, facts: Mapping[str, Any]) -> None:
         """One line. What is no number (a loss that exploded) is written as null."""
         line = json.dumps({"event": event} | _sound(facts), ensure_ascii=False, allow_nan=False)
         self._file.write(line + "\n")
         self._file.flush()
+        self.begun = True
 
     def close(self) -> None:
-        """No more lines."""
-        self._file.close()
+        """No more lines. A log without any is taken away: the folder holds no run."""
+        with contextlib.suppress(OSError):  # a full disk was told of when a line was written
+            self._file.close()
+        if not self.begun:
+            with contextlib.suppress(OSError):
+                self.path.unlink()
 
 
 def _sound(facts: Mapping[str, Any]) -> dict[str, Any]:
@@ -53,7 +75,7 @@ def read_curves(path: Path) -> tuple[dict[int, float], dict[int, float]]:
     """(loss by step, held-out loss by step) of a log; a last line that was cut short is no line."""
     losses: dict[int, float] = {}
     held_out: dict[int, float] = {}
-    for line in path.read_text(encoding="utf-8").splitlines():
+    for line in path.read_text(encoding="utf-8", errors="replace").split("\n"):
         try:
             event = json.loads(line)
         except ValueError:

@@ -165,9 +165,10 @@ def _book(
     book = AdapterBook()
     if options.room is not None:
         from rebar.dataflow.adapters import AdapterStore
-        from rebar.graph.lora.merge import merged_digests
+        from rebar.graph.weights.provenance import merged_digests, weights_digest
 
-        store = AdapterStore(cache, file.config, options.room, merged_digests(file))
+        merged, base = merged_digests(file), weights_digest(file)
+        store = AdapterStore(cache, file.config, options.room, merged, base)
         book = AdapterBook(store, options.max_adapters)
     book.taken = frozenset(names)
     for name, folder in flags.folders.items():

@@ -10,15 +10,13 @@ from cyclopts import Parameter
 
 from rebar.cli.options import Json, Offline
 from rebar.cli.output import emit
-from rebar.cli.settings import places
+from rebar.cli.targets import As
 from rebar.cli.training_flags import TrainingFlags
 from rebar.errors import InputError
 
 if TYPE_CHECKING:
-    from rebar.dataflow.data import DataOptions
-    from rebar.graph import DecoderConfig, ModelFile
+    from rebar.graph import DecoderConfig
     from rebar.graph.batch import Batch
-    from rebar.graph.learner import Learner
     from rebar.insight.bigram import Pairs
 
 RATE = 3e-3
@@ -73,6 +71,7 @@ def train(
     tokenizer: Annotated[
         str, Parameter(help="bytes, bpe:SIZE learned from TEXT, or a model to take it from.")
     ] = "bpe:1024",
+    form: As = "rebar",
     size: SizeFlags | None = None,
     flags: TrainingFlags | None = None,
     json: Json = False,
@@ -84,9 +83,10 @@ def train(
     twentieth of the text is held out unless --eval-split says otherwise; its loss stands beside
     that of a bigram model, which knows pairs of neighbouring tokens and nothing else.
     """
-    from rebar.cli.training_run import Run, all_batches, write_model
+    from rebar.cli.training_run import Run, all_batches, model_place, write_model
     from rebar.dataflow.data import open_training
     from rebar.dataflow.text import Tokenizer
+    from rebar.graph.learner import open_learner
     from rebar.graph.weights.fresh import fresh_model
     from rebar.insight.bigram import bigram_loss
 
@@ -100,20 +100,25 @@ def train(
     once, _ = open_training(text, words, None, replace(options, epochs=1, shuffle=False))
     if not held_out:
         raise InputError(
-            f"{text} is too short: a twentieth of it is held out, and has no two tokens. Give a "
-            "longer text."
+            f"{text} is too short: a share of {options.held_out:g} is held out, and has no two "
+            "tokens. Give a longer text, or a larger --eval-split.",
+            param="eval_split",
         )
+    model_place(out, form)
     with Run.open(out, flags) as run:
         run.note_data(source.survey(), held_out)
-        bigram = bigram_loss(_pairs(all_batches(once)), _pairs(held_out), words.vocab_size)
+        bigram = 0.0
+        if run.speaks:  # it may take a while, and one who knows is enough
+            bigram = bigram_loss(_pairs(all_batches(once)), _pairs(held_out), words.vocab_size)
         run.note(f"bigram     held-out loss {bigram:.4f}: what pairs of tokens alone give away")
         file = fresh_model(config, tables, seed=flags.seed, name=out.resolve().name)
-        learner = _learner(file, options, flags)
+        learner = open_learner(file, flags.learner_options(options), planned=run.note_plan)
         run.note(f"model      {learner.parameters.count:,} parameters, {words.vocab_size} tokens")
         facts = {"text": str(text), "tokenizer": tokenizer, **asdict(size), **asdict(flags)}
         done = run.train(learner, source, held_out, RATE, facts, f"{text.name}, from nothing")
         if run.speaks:
-            done |= {"bigram_held_out_loss": round(bigram, 4)} | write_model(out, file, learner)
+            done["bigram_held_out_loss"] = round(bigram, 4)
+            done |= write_model(out, file, learner, form)
             emit(done, json=json)
     return run.exit_code
 
@@ -121,13 +126,15 @@ def train(
 def _vocabulary(text: Path, wanted: str, *, offline: bool) -> bytes:
     """The tables of the tokenizer that --tokenizer means."""
     from rebar.cli.models import open_named
+    from rebar.cli.settings import places
+    from rebar.dataflow.data.open import texts_in
     from rebar.dataflow.text import build_vocabulary
     from rebar.dataflow.text.learn_bpe import learn_bpe
 
     kind, _, size = wanted.partition(":")
     if wanted == "bytes" or (kind == "bpe" and size.isdigit()):
         try:
-            words = text.read_text(encoding="utf-8") if kind == "bpe" else ""
+            words = "\n".join(texts_in(text, places().cache)) if kind == "bpe" else ""
         except (OSError, UnicodeDecodeError) as error:
             raise InputError(f"{text} cannot be read as UTF-8: {error}. Check the file.") from error
         return build_vocabulary(learn_bpe(words, int(size or 257)))
@@ -142,18 +149,3 @@ def _pairs(batches: list[Batch]) -> Pairs:
 
     sequences = [pair for batch in batches for pair in batch.sequences]
     return np.concatenate([a for a, _ in sequences]), np.concatenate([b for _, b in sequences])
-
-
-def _learner(file: ModelFile, options: DataOptions, flags: TrainingFlags) -> Learner:
-    from rebar.graph.learner import LearnerOptions, open_learner
-
-    wanted = LearnerOptions(
-        max_rows=max(options.batch_rows, options.rows),
-        max_sequences=options.sequences,
-        max_context=options.rows,
-        recompute=flags.recompute,
-        threads=flags.threads,
-        memory=flags.memory,
-        isa=places().isa,
-    )
-    return open_learner(file, wanted)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import platform
 import shlex
+import shutil
 import signal
 import sys
 import time
@@ -23,17 +24,19 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from rebar.cli.options import format_size
 from rebar.cli.output import note, progress
-from rebar.cli.run_log import LOG, RunLog, draw
+from rebar.cli.run_log import RunLog, draw
 from rebar.cli.training_display import Display
-from rebar.errors import InputError
+from rebar.errors import InputError, TrainingError
 
 if TYPE_CHECKING:
+    from rebar.cli.targets import Form
     from rebar.cli.training_flags import TrainingFlags
     from rebar.dataflow.data import Survey, TrainingBatches
     from rebar.graph.batch import Batch
     from rebar.graph.checkpoint import CheckpointStore
     from rebar.graph.learner import Learner
     from rebar.graph.trainer import StepRecord, Trainer
+    from rebar.graph.training_plan import TrainingPlan
     from rebar.graph.weights import ModelFile
     from rebar.graph.window import BatchSource, Trainee
     from rebar.hal.collective import Collective
@@ -51,29 +54,63 @@ class Run:
     flags: TrainingFlags
     ranks: Collective
     store: CheckpointStore
+    log: RunLog | None = None
+    plan: TrainingPlan | None = None
     exit_code: int = 0
 
     @classmethod
     def open(cls, folder: Path, flags: TrainingFlags) -> Run:
-        """InputError for a folder that holds a run already, unless it is to be gone on with."""
+        """InputError for a folder that nothing can be written to, in which a run is at work, or
+        that holds a run already and is not to be gone on with.
+        """
         from rebar.graph.checkpoint import CheckpointStore
 
         ranks, trouble = joined(flags.rank_timeout), ""
-        if ranks.rank == 0 and (folder / LOG).exists() and not flags.resume:
-            trouble = (
-                f"{folder} holds a run already. Give --resume to go on with it, or another --out."
-            )
+        run = cls(folder, flags, ranks, CheckpointStore(folder / CHECKPOINTS, flags.keep, note))
+        if ranks.rank == 0:
+            try:
+                run.log = RunLog(folder)
+                trouble = run.refused()
+            except InputError as error:
+                trouble = str(error)
         # All ranks hear of it before any of them writes there.
         if told := ranks.gather_text(trouble)[0]:
-            ranks.close()
+            run.close()
             raise InputError(told, param="out")
-        return cls(folder, flags, ranks, CheckpointStore(folder / CHECKPOINTS, flags.keep, note))
+        return run
+
+    def refused(self) -> str:
+        """Why the folder is not the right one; empty when it is."""
+        held = self.log is not None and self.log.begun
+        if held and not self.flags.resume:
+            return (
+                f"{self.folder} holds a run already. Give --resume to go on with it, or another "
+                "--out."
+            )
+        if self.flags.resume and not held and not self.store.paths():
+            return (
+                f"{self.folder} holds no run to go on with. Look at --out, or leave out --resume."
+            )
+        return ""
 
     def __enter__(self) -> Run:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.ranks.close()  # also after an error: threads of an open group would abort the process
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        self.close()
+        if isinstance(error, OSError) and not isinstance(error, BrokenPipeError):
+            place = error.filename or self.folder
+            raise TrainingError(
+                f"{place}: {error.strerror or error}. The run ended, the last checkpoint in "
+                f"{self.store.folder} is as it was. Make room or mend the folder, then go on with "
+                "--resume."
+            ) from error
+
+    def close(self) -> None:
+        """Also after an error: threads of an open group would abort the process."""
+        if self.log is not None:
+            self.log.close()
+        self.ranks.close()
 
     @property
     def speaks(self) -> bool:
@@ -87,14 +124,22 @@ class Run:
 
     def note_data(self, survey: Survey, held_out: Sequence[Batch]) -> None:
         """What there is to learn from."""
+        none = f"; {survey.skipped:,} samples hold none" if survey.skipped else ""
         self.note(
             f"data       {survey.sequences:,} sequences, {survey.rows:,} tokens, "
-            f"{survey.asked:,} of them learned; {survey.skipped:,} samples hold none"
+            f"{survey.asked:,} of them learned{none}"
         )
         for remark in survey.remarks:
             self.note(f"           {remark}")
         if held_out:
             self.note(f"held out   {sum(b.tokens for b in held_out):,} tokens to be guessed")
+
+    def note_plan(self, plan: TrainingPlan) -> None:
+        """What it will take."""
+        self.plan = plan
+        *pools, choice = plan.lines()
+        for line in (*(f"  {line}" for line in pools), choice):
+            self.note(line)
 
     def train(
         self,
@@ -106,32 +151,31 @@ class Run:
         title: str,
     ) -> dict[str, Any]:
         """Trains to the end, or until somebody stops it; the facts of the run."""
-        pools = learner.device.stats().pools
-        self.note(f"memory     {', '.join(f'{p.name} {format_size(p.budget)}' for p in pools)}")
-        trainer = self._trainer(learner, source, held_out, usual_rate, facts)
-        log = RunLog(self.folder) if self.speaks else None
+        if self.plan is not None:
+            pools = {entry.pool: entry.nbytes for entry in self.plan.entries}
+            facts = dict(facts) | {"recompute": self.plan.recompute, "planned_bytes": pools}
+        shown = Display(self.speaks, self.flags.units)
+        trainer = self._trainer(learner, source, held_out, usual_rate, facts, shown)
         begun, first = time.perf_counter(), trainer.progress.step
+        self._write("start", {"step": first} | dict(facts) | {"rate": trainer.schedule.rate})
         last: StepRecord | None = None
-        try:
-            with _stopping(trainer), Display(trainer.last, self.speaks) as shown:
-                _write(log, "start", {"step": first} | dict(facts))
-                before = trainer.evaluate() if held_out and not first else None
-                shown.evaluation(0, _evaluated(log, 0, before))
-                for last in trainer.run():
-                    _write(log, "step", _facts(last))
-                    shown.step(last)
-                    shown.evaluation(last.step, _evaluated(log, last.step, last.evaluation))
-            done = _summary(trainer, first, before, last, time.perf_counter() - begun)
-            _write(log, "end", done)
-        finally:
-            if log is not None:
-                log.close()
+        with _stopping(trainer, shown), shown.until(trainer.last):
+            before = self._evaluated(shown, first, trainer.begin())
+            for last in trainer.run():
+                self._write("step", _facts(last))
+                shown.step(last)
+                self._evaluated(shown, last.step, last.evaluation)
+        before = None if first else before
+        done = _summary(trainer, before, last, self.flags.units)
+        done |= _times(time.perf_counter() - begun, trainer.progress.step - first)
+        self._write("end", done)
         if self.speaks and last is not None:
             done["plot"] = str(draw(self.folder, title))
         if trainer.stopped:
             self.exit_code = STOPPED
             step = trainer.progress.step
-            self.note(f"stopped    at step {step}, saved. Go on with:\n  {again(sys.argv)}")
+            command = again(sys.argv, self.ranks.size)
+            self.note(f"stopped    at step {step}, saved. Go on with:\n  {command}")
         return done
 
     def _trainer(
@@ -141,6 +185,7 @@ class Run:
         held_out: Sequence[B],
         usual_rate: float,
         facts: Mapping[str, Any],
+        shown: Display,
     ) -> Trainer[B]:
         from rebar.graph.optimizer import Optimizer
         from rebar.graph.trainer import Trainer
@@ -151,22 +196,28 @@ class Run:
             source = Share(source, ranks.rank, ranks.size)
         last = flags.last_step(source.windows)
         optimizer = Optimizer(learner.device, learner.parameters, flags.rule(), flags.clip or None)
+        schedule = flags.rates(last, usual_rate)
+        self.note(f"rate       {flags.rate_words(schedule)}")
         trainer = Trainer(
             learner,
             optimizer,
-            flags.rates(last, usual_rate),
+            schedule,
             source,
             flags.trainer_options(last),
             held_out=held_out,
             store=self.store,
             ranks=ranks,
             provenance=dict(facts) | _versions(),
+            evaluating=shown.evaluating,
         )
         if flags.resume:
             self._resume(trainer)
         return trainer
 
     def _resume(self, trainer: Trainer[Any]) -> None:
+        if not self.store.paths():
+            self.note("resume     from the beginning: no checkpoint was written yet")
+            return
         saved = self.store.newest()
         if saved is None:
             raise InputError(
@@ -177,6 +228,17 @@ class Run:
         trainer.resume(saved)
         self.note(f"resume     step {trainer.progress.step}, from {saved.path.name}")
 
+    def _write(self, event: str, facts: Mapping[str, Any]) -> None:
+        if self.log is not None:
+            self.log.write(event, facts)
+
+    def _evaluated(self, shown: Display, step: int, loss: float | None) -> float | None:
+        """A loss on held-out data, when there is one, into the log and before the eyes."""
+        if loss is not None:
+            self._write("evaluation", {"step": step, "loss": loss})
+            shown.evaluation(step, loss)
+        return loss
+
 
 def all_batches(source: TrainingBatches | None) -> list[Batch]:
     """Every micro-batch of a source to its end, for evaluation; none without one."""
@@ -186,24 +248,52 @@ def all_batches(source: TrainingBatches | None) -> list[Batch]:
     return found
 
 
-def write_model(folder: Path, file: ModelFile, learner: Learner) -> dict[str, str]:
-    """Writes the trained model to FOLDER/model.rebar, ready to be opened."""
+def model_place(folder: Path, form: Form) -> Path:
+    """Where a run writes the model it trained. InputError when something else is there."""
+    if form == "rebar":
+        return folder / "model.rebar"
+    from rebar.graph.weights.hf_writer import check_place
+
+    check_place(folder / "model", replace=True)
+    return folder / "model"
+
+
+def write_model(folder: Path, file: ModelFile, learner: Learner, form: Form) -> dict[str, Any]:
+    """Writes the trained model, ready to be opened: FOLDER/model.rebar, or the Hugging Face folder
+    FOLDER/model.
+    """
+    from rebar.cli.targets import written_facts
+    from rebar.dataflow.models import write_folder
     from rebar.graph.weights import write_rebar
     from rebar.graph.weights.fresh import trained_model
+    from rebar.graph.weights.provenance import merged_notes
 
-    path, origin = folder / "model.rebar", {"tool": "rebar", "source": file.name}
+    path, origin = model_place(folder, form), {"tool": "rebar", "source": file.name}
+    origin |= merged_notes(file)
     assert file.vocabulary is not None, "a converted model has its tables"
     with progress() as shown:
         whole = trained_model(file, learner.parameters)
-        tables = bytes(file.vocabulary)
-        write_rebar(whole, path, vocabulary=tables, provenance=origin, progress=shown)
-    return {"model": str(path), "size": format_size(path.stat().st_size)}
+        if form == "hf":
+            write_folder(whole, path, replace=True, progress=shown)
+        else:
+            tables = bytes(file.vocabulary)
+            write_rebar(whole, path, vocabulary=tables, provenance=origin, progress=shown)
+    return {"model": str(path), "size": written_facts(path)["size"]}
 
 
-def again(argv: Sequence[str]) -> str:
-    """The command that goes on with this run."""
-    words = ["rebar", *argv[1:]]
+def again(argv: Sequence[str], ranks: int = 1) -> str:
+    """The command that goes on with this run, for the shell it was called from."""
+    many = ["torchrun", "--nproc-per-node", str(ranks), "-m", "rebar"]
+    words = [*(many if ranks > 1 else _called(argv[0])), *argv[1:]]
     return shlex.join(words if "--resume" in words else [*words, "--resume"])
+
+
+def _called(program: str) -> list[str]:
+    """`rebar` where the shell finds this one by that name, else the way to it."""
+    if Path(program).name != "rebar":
+        return [sys.executable, "-m", "rebar"]
+    found = shutil.which("rebar")
+    return ["rebar" if found and Path(found).resolve() == Path(program).resolve() else program]
 
 
 def joined(timeout: float) -> Collective:
@@ -211,6 +301,7 @@ def joined(timeout: float) -> Collective:
     from rebar.hal.collective import Place, join
 
     env = os.environ
+    env.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")  # errors come as ours, not as its stack frames
     try:
         rank, size = int(env.get("RANK", "0")), int(env.get("WORLD_SIZE", "1"))
         port = int(env.get("MASTER_PORT", "29500"))
@@ -232,17 +323,6 @@ def _versions() -> dict[str, str]:
     }
 
 
-def _write(log: RunLog | None, event: str, facts: Mapping[str, Any]) -> None:
-    if log is not None:
-        log.write(event, facts)
-
-
-def _evaluated(log: RunLog | None, step: int, loss: float | None) -> float | None:
-    if loss is not None:
-        _write(log, "evaluation", {"step": step, "loss": loss})
-    return loss
-
-
 def _facts(record: StepRecord) -> dict[str, Any]:
     facts = asdict(record)
     del facts["evaluation"]
@@ -251,13 +331,11 @@ def _facts(record: StepRecord) -> dict[str, Any]:
 
 def _summary(
     trainer: Trainer[Any],
-    first: int,
     before: float | None,
     last: StepRecord | None,
-    seconds: float,
+    units: str,
 ) -> dict[str, Any]:
     progress = trainer.progress
-    made = progress.step - first
     facts: dict[str, Any] = {"steps": progress.step}
     if before is not None:
         facts["held_out_loss_before"] = round(before, 4)
@@ -265,15 +343,16 @@ def _summary(
         facts |= {"held_out_loss_best": round(progress.best, 4), "best_step": progress.best_step}
     if last is not None:
         facts |= {"loss": round(last.loss, 4), "peak_rss": format_size(last.peak_rss)}
-    facts |= {"learned_tokens": progress.tokens, "skipped_samples": progress.skipped}
-    facts |= {"seconds": round(seconds, 2)}
-    if made:
-        facts["seconds_a_step"] = round(seconds / made, 3)
-    return facts
+    return facts | {f"learned_{units}": progress.tokens, "skipped_samples": progress.skipped}
+
+
+def _times(seconds: float, steps: int) -> dict[str, float]:
+    each = {"seconds_a_step": round(seconds / steps, 3)} if steps else {}
+    return {"seconds": round(seconds, 2)} | each
 
 
 @contextmanager
-def _stopping(trainer: Trainer[Any]) -> Iterator[None]:
+def _stopping(trainer: Trainer[Any], shown: Display) -> Iterator[None]:
     """Ctrl-C and SIGTERM ask the trainer to end; the second of them is what it always was."""
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
 
@@ -281,7 +360,7 @@ def _stopping(trainer: Trainer[Any]) -> Iterator[None]:
         for known, handler in before.items():
             signal.signal(known, handler)
         trainer.stop()
-        note("stopping: saves a checkpoint first (once more: leaves at once)")
+        shown.stopping()
 
     for number in before:
         signal.signal(number, ask)

@@ -7,6 +7,7 @@ trained on in the same folder, or removed it. It reads the copy, which nobody ch
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 import tempfile
@@ -19,6 +20,7 @@ from rebar.graph.lora.folder import PICKLED, WEIGHTS, Adapter, digest_of, read_a
 from rebar.graph.models.adapted import AdapterRoom, slot_bytes
 from rebar.graph.models.config import DecoderConfig
 
+log = logging.getLogger("rebar.adapters")
 HEADER_ROOM = 1 << 20  # of a safetensors file, for the names of its matrices
 _CHUNK = 1 << 20
 
@@ -27,12 +29,14 @@ _CHUNK = 1 << 20
 class AdapterStore:
     """Takes adapters in for one model. cache: the folder of fetched and converted things. room:
     what the engine has for them. merged: digests of those that are in the model's weights already.
+    base: digest of these weights.
     """
 
     cache: Path
     config: DecoderConfig
     room: AdapterRoom
     merged: tuple[str, ...] = ()
+    base: str = ""
 
     def take(self, folder: Path) -> Adapter:
         """The copy of an adapter, made if it is not there. ModelFileError for one that is damaged
@@ -50,6 +54,8 @@ class AdapterStore:
                     param="lora_path",
                     code="merged_twice",
                 )
+            if adapter.is_foreign(self.base):
+                log.warning("%s", foreign_text(str(folder)))
             return self._kept(temporary, place / adapter.digest)
         except OSError as error:
             raise MissingFileError(
@@ -67,8 +73,7 @@ class AdapterStore:
             (to / PICKLED).touch()  # read_adapter says what is wrong with it
             return read_adapter(to, self.config)
         _copy(folder / CONFIG, to / CONFIG, MAX_CONFIG_BYTES)
-        described = read_config(to)
-        rank = max(described.r, *described.ranks.values(), 1)
+        rank = read_config(to).largest_rank
         if rank > self.room.rank:
             raise InputError(
                 f"The adapter has rank {rank}, the room for adapters is planned for "
@@ -89,6 +94,14 @@ class AdapterStore:
             shutil.rmtree(final, ignore_errors=True)
             os.replace(temporary, final)
         return read_adapter(final, self.config, final.name)
+
+
+def foreign_text(named: str) -> str:
+    """What is said of an adapter that was trained on other weights."""
+    return (
+        f"adapter {named} was trained on other weights than these, maybe on the same model in "
+        "another quantization. It is served, but its answers are not the trained ones to the bit."
+    )
 
 
 def _copy(source: Path, target: Path, most: int) -> None:

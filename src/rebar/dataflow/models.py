@@ -11,18 +11,23 @@ import hashlib
 import json
 from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rebar import _native
 from rebar.dataflow.text import Tokenizer, build_vocabulary
-from rebar.errors import ModelFileError, UnsupportedModelError
-from rebar.graph.weights import ModelFile, open_model, write_rebar
+from rebar.dataflow.text.vocabulary import read_vocabulary
+from rebar.errors import InputError, ModelFileError, UnsupportedModelError
+from rebar.graph.weights import ModelFile, WeightType, open_model, write_rebar
 from rebar.graph.weights.model_file import Progress
-from rebar.graph.weights.provenance import provenance_of, source_sha256
+from rebar.graph.weights.provenance import TYPES, provenance_of, source_sha256
 from rebar.graph.weights.rebar_format import FORMAT_VERSION, MAGIC
 from rebar.graph.weights.source import resolve
 from rebar.graph.weights.source.names import parse
 from rebar.hal import read_machine
 from rebar.hal.files import locked, write_whole
+
+if TYPE_CHECKING:
+    from rebar.graph.weights.hf_writer import FloatType, FolderType
 
 TOOL = "rebar convert"
 
@@ -87,32 +92,79 @@ def cached_model(name: str, cache: Path, *, hub: str) -> tuple[Path, Path | None
 
 
 def convert(
-    source: Path, target: Path, progress: Progress | None = None, *, sha256: str | None = None
+    source: Path,
+    target: Path,
+    progress: Progress | None = None,
+    *,
+    sha256: str | None = None,
+    kind: WeightType | None = None,
+    like: ModelFile | None = None,
 ) -> None:
     """Writes the model at `source` as a .rebar file, whole or not at all. sha256: the source's
-    digest, when it is known already.
+    digest, when it is known already. kind: type of all matrices; like: a model whose matrices have
+    the types; neither: as they are stored.
 
-    Raises ModelFileError, also for a source without a tokenizer.
+    Raises ModelFileError, also for a source without a tokenizer; InputError for types that do not
+    fit.
     """
     model = open_model(source)
-    if model.vocabulary is not None:
-        tables = bytes(model.vocabulary)
-    elif model.tokenizer is not None:
-        tables = build_vocabulary(model.tokenizer)
-    else:
-        raise UnsupportedModelError(
-            f"{source} has no tokenizer, so no text could be given to it. "
-            "Use a file or folder that carries one."
-        )
+    provenance = provenance_of(
+        model, TOOL, progress=_titled(f"digest of {source.name}", progress), sha256=sha256
+    )
+    if kind or like:
+        model = _recoded(model, kind, like)
+        provenance[TYPES] = kind or "as in another model"
     write_rebar(
         model,
         target,
-        vocabulary=tables,
-        provenance=provenance_of(
-            model, TOOL, progress=_titled(f"digest of {source.name}", progress), sha256=sha256
-        ),
+        vocabulary=_tables(model),
+        provenance=provenance,
         progress=_titled(f"convert {source.name}", progress),
         threads=read_machine().cores,
+    )
+
+
+def _recoded(model: ModelFile, kind: WeightType | None, like: ModelFile | None) -> ModelFile:
+    from rebar.graph.weights.recode import matrix_types, recoded
+
+    own = matrix_types(model)
+    if like is None:
+        return recoded(model, own if kind is None else dict.fromkeys(own, kind))
+    kinds = matrix_types(like)
+    if kinds.keys() != own.keys():
+        raise InputError(
+            f"{like.path} has other matrices than {model.path}. Name a model of the same sizes.",
+            param="types_of",
+        )
+    return recoded(model, kinds)
+
+
+def write_folder(
+    model: ModelFile,
+    folder: Path,
+    *,
+    kind: FolderType = "auto",
+    replace: bool = False,
+    progress: Progress | None = None,
+) -> FloatType:
+    """Writes a model as a Hugging Face folder, which transformers opens; gives the type of its
+    weights. As rebar.graph.weights.hf_writer.write_hf_folder, with the model's own tokenizer.
+    """
+    from rebar.graph.weights.hf_writer import write_hf_folder
+
+    tokenizer = read_vocabulary(_tables(model))
+    return write_hf_folder(model, tokenizer, folder, kind=kind, replace=replace, progress=progress)
+
+
+def _tables(model: ModelFile) -> bytes:
+    """The tokenizer's ready tables."""
+    if model.vocabulary is not None:
+        return bytes(model.vocabulary)
+    if model.tokenizer is not None:
+        return build_vocabulary(model.tokenizer)
+    raise UnsupportedModelError(
+        f"{model.path} has no tokenizer, so no text could be given to it. Use a file or folder "
+        "that carries one."
     )
 
 

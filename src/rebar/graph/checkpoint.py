@@ -2,9 +2,9 @@
 
 A name carries step and time (UTC, microseconds): checkpoint-00000120-20261130T112233.123456Z. Of
 what lies there the newest sound one counts, by step and then by time; broken ones are named in a
-warning and passed over. A save is whole or absent (temporary name, fsync of file and folder,
-rename), and holds a lock of the folder, so that two runs cannot take one name and what a killed
-save left behind can be told from a living one's and is swept away.
+warning, passed over, and take no place of a sound one. A save is whole or absent (temporary name,
+fsync of file and folder, rename), and holds a lock of the folder, so that two runs cannot take one
+name and what a killed save left behind can be told from a living one's and is swept away.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Literal
 
-from rebar.errors import CorruptFileError, InputError, MissingFileError, TrainingError
+from rebar.errors import InputError, ModelFileError, TrainingError
 from rebar.graph.checkpoint_file import F32, Saved, State, read_checkpoint, write_checkpoint
 from rebar.hal.files import locked
 
@@ -57,8 +57,7 @@ class CheckpointStore:
                 self._sweep()
                 path = self._free_name(step, kind)
                 write_checkpoint(path, state, arrays)
-                kept = self.keep if kind == "checkpoint" else 1
-                for old in self.paths(kind)[kept:]:
+                for old in self._too_many(step, kind):
                     if old != path:
                         old.unlink(missing_ok=True)
         except OSError as error:
@@ -68,6 +67,13 @@ class CheckpointStore:
                 "were; make room or name another --out."
             ) from error
         return path
+
+    def _too_many(self, step: int, kind: Kind) -> list[Path]:
+        """What is older than those that stay. A later step than the one just saved is none of this
+        run's: it went on from the newest sound one, so what has a later name is broken.
+        """
+        kept = self.keep if kind == "checkpoint" else 1
+        return [path for path in self.paths(kind) if _step(path) <= step][kept:]
 
     def _sweep(self) -> None:
         """Nobody else saves while the lock is held: what has a temporary name is of the dead."""
@@ -96,6 +102,10 @@ class CheckpointStore:
         for path in self.paths(kind):
             try:
                 return read_checkpoint(path)
-            except (CorruptFileError, MissingFileError) as error:
+            except ModelFileError as error:
                 self.warn(f"{error} Passed over.")
         return None
+
+
+def _step(path: Path) -> int:
+    return int(path.name.split("-")[1])

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from rebar.errors import CorruptFileError
 from rebar.graph.weights.safetensors import read_safetensors
-from rebar.hal.files import MappedFile, write_whole
+from rebar.hal.files import MappedFile, drop_pages, write_whole
 
 F32 = NDArray[np.float32]
 State = dict[str, Any]
@@ -91,10 +91,23 @@ def read_checkpoint(path: Path) -> Saved:
             raise _damaged(path, "it does not begin as a checkpoint does")
         if _digest(data) != data[_DIGEST].tobytes():
             raise _damaged(path, "its bytes do not have their digest")
+        tensors = read_safetensors(path)
         (nbytes,) = _LENGTH.unpack_from(file.buffer())
-        metadata = json.loads(bytes(data[8 : 8 + nbytes]))["__metadata__"]
-    arrays = {name: t.data.view("<f4") for name, t in read_safetensors(path).items()}
-    return Saved(path, json.loads(metadata["state"]), arrays)
+        state = _state(path, bytes(data[8 : 8 + nbytes]))
+    if any(t.type != "F32" for t in tensors.values()):
+        raise _damaged(path, "it holds what is no float32")
+    return Saved(path, state, {name: t.data.view("<f4") for name, t in tensors.items()})
+
+
+def _state(path: Path, header: bytes) -> State:
+    """From a header whose digest is right; whoever wrote it, nothing but an error comes of it."""
+    try:
+        state = json.loads(json.loads(header)["__metadata__"]["state"])
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise _damaged(path, "its state cannot be read") from error
+    if not isinstance(state, dict):
+        raise _damaged(path, "its state is none")
+    return state
 
 
 def _digest(data: NDArray[np.uint8]) -> bytes:
@@ -102,6 +115,7 @@ def _digest(data: NDArray[np.uint8]) -> bytes:
     digest.update(_ZEROS)
     for begin in range(_DIGEST.stop, data.size, _PIECE):
         digest.update(data[begin : begin + _PIECE].data)
+        drop_pages(data[begin : begin + _PIECE])
     return digest.hexdigest().encode()
 
 

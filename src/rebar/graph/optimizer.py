@@ -132,6 +132,9 @@ class Optimizer:
         self.rule = rule
         self.clip = clip
         self.count = 0
+        self._gradients = [
+            (p.name, parameters.gradients[slice(*place(parameters, p))]) for p in parameters
+        ]
         pieces = -(-parameters.gradients.size // PIECE)
         self._sums = np.zeros(pieces, dtype=np.float32)
         self._step = Step(1, 1, 1, 1)
@@ -155,9 +158,7 @@ class Optimizer:
 
     def gradients(self) -> Iterator[tuple[str, F32]]:
         """The gradient of each parameter, as it lies."""
-        for parameter in self.parameters:
-            begin, end = place(self.parameters, parameter)
-            yield parameter.name, self.parameters.gradients[begin:end]
+        return iter(self._gradients)
 
     def step(self, rate: float) -> float:
         """Changes the parameters by their gradients and zeroes these; returns their norm before

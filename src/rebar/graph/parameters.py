@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 
 from rebar import _native
 from rebar.errors import ShapeError
+from rebar.graph.weights.pack import TILE_ROWS
 from rebar.hal import Matrix, Pool, Vector, WeightFormat, aligned
 
 F32 = NDArray[np.float32]
-TILE = 16  # values: a cache line, and the rows of a packed tile
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class ParameterShape:
         """Values it takes, packed and rounded up."""
         if len(self.shape) == 2:
             return int(_native.packed_nbytes(int(WeightFormat.F32), *self.shape)) // 4
-        return aligned(self.shape[0], TILE)
+        return aligned(self.shape[0], TILE_ROWS)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -138,6 +138,12 @@ def view(flat: F32, begin: int, shape: tuple[int, ...]) -> Matrix | Vector:
     n, k = shape
     size = int(_native.packed_nbytes(int(WeightFormat.F32), n, k)) // 4
     return Matrix(flat[begin : begin + size].view(np.uint8), WeightFormat.F32, n, k)
+
+
+def matrix(value: Matrix | Vector) -> Matrix:
+    """An operand that is known to be a matrix, as those of adapters are."""
+    assert isinstance(value, Matrix)
+    return value
 
 
 def shape_of(value: Matrix | Vector) -> tuple[int, ...]:

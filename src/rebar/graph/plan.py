@@ -65,7 +65,7 @@ def activation(tensor: Tensor, memory: NDArray[np.uint8], limits: Limits) -> Row
 def count_of(tensor: Tensor, limits: Limits) -> int:
     """Most rows of an activation; work of a fixed number of rows needs no more than a step has."""
     size = tensor.shape[0]
-    return limits.rows_of(size) if isinstance(size, Domain) else min(size, limits.rows)
+    return size.rows(limits) if isinstance(size, Domain) else min(size, limits.rows)
 
 
 def nbytes_of(tensor: Tensor, limits: Limits) -> int:

@@ -3,21 +3,21 @@ stopped, followed and trusted.
 
 The law of a window: scale = 1 / (its supervised tokens, over all micro-batches and all ranks), so
 that a token weighs the same however the window was cut; the reported loss is the mean over the same
-tokens. A window without any changes nothing and is no step. When no window had any, the run is an
-error. What is saved is the state between two steps: a run that goes on from it computes the same
-bits as one that was never stopped.
+tokens. A window without any changes nothing and is no step. When no window had any, or too many in
+a row have none, the run is an error. What is saved is the state between two steps: a run that goes
+on from it computes the same bits, and evaluates at the same steps, as one that was never stopped.
 
 Ranks: each takes windows of its own; a step ends when all have given their gradients. A rank whose
-data is at its end adds nothing and keeps stepping until that of all is.
+data is at its end adds nothing and keeps stepping until that of all is. They must be one run: at
+the start and at each checkpoint they compare settings and the digests of their parameters.
 """
 
 from __future__ import annotations
 
-import json
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Generic, TypeVar
 
 from rebar.errors import GradientExplosionError, InputError, TrainingError
@@ -26,6 +26,7 @@ from rebar.graph.checkpoint import CheckpointStore, Kind
 from rebar.graph.checkpoint_file import Saved
 from rebar.graph.explosion import Quiet
 from rebar.graph.optimizer import Optimizer
+from rebar.graph.ranks import Brought, brought, check_one_run, told
 from rebar.graph.schedules import Schedule
 from rebar.graph.training_state import Progress
 from rebar.graph.window import BatchSource, Learns, Searches, Window
@@ -33,7 +34,6 @@ from rebar.hal import processes
 from rebar.hal.collective import Alone, Collective
 
 B = TypeVar("B")
-Plain = TypeVar("Plain")  # what JSON can say
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +41,8 @@ class TrainerOptions:
     """steps: most of them, None to the end of the data. evaluate_every, checkpoint_every: steps
     between two, 0 for the end alone. patience: evaluations in a row that may bring nothing better
     before the run ends with the best; None for any number. seed: part of what is saved.
+    empty_windows: those in a row without a supervised token after which the run gives up: a source
+    may have no end.
     """
 
     steps: int | None = None
@@ -48,8 +50,17 @@ class TrainerOptions:
     patience: int | None = None
     checkpoint_every: int = 0
     seed: int = 0
+    empty_windows: int = 10_000
 
     def __post_init__(self) -> None:
+        counts = [1 if self.steps is None else self.steps, self.empty_windows]
+        if min(counts) < 1 or min(self.evaluate_every, self.checkpoint_every) < 0:
+            raise InputError(
+                f"{self.steps} steps, an evaluation every {self.evaluate_every} and a checkpoint "
+                f"every {self.checkpoint_every}: a run has 1 step or more; 0 between two means at "
+                "the end alone.",
+                param="steps",
+            )
         if self.patience is not None and not (self.patience > 0 and self.evaluate_every > 0):
             raise InputError(
                 f"a patience of {self.patience} with an evaluation every {self.evaluate_every} "
@@ -82,20 +93,10 @@ class StepRecord:
     evaluation: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class _Share:
-    """What the ranks bring to a step, all together."""
-
-    ended: bool
-    stopped: bool
-    supervised: int
-    skipped: int
-    tokens: int
-
-
 class Trainer(Generic[B]):
     """Trains `learner` with `optimizer` on `source`. held_out: what evaluations read. store: where
-    checkpoints go. provenance: what the caller wants to find in them, plain values.
+    checkpoints go. provenance: what the caller wants to find in them, plain values. evaluating:
+    told (done, in all) batches of an evaluation.
     """
 
     def __init__(
@@ -110,6 +111,7 @@ class Trainer(Generic[B]):
         store: CheckpointStore | None = None,
         ranks: Collective | None = None,
         provenance: Mapping[str, Any] | None = None,
+        evaluating: Callable[[int, int], None] = lambda *_: None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.learner = learner
@@ -124,8 +126,9 @@ class Trainer(Generic[B]):
         self.progress = Progress()
         self.stopped = False
         self._quiet = Quiet()
+        self._evaluating = evaluating
         self._clock = clock
-        self._spent = 0.0  # seconds in the steps of this process
+        self._begun = clock()  # when this process began to make steps
         self._made = 0
         self._saved = -1
         if self.options.patience is not None and (store is None or not held_out):
@@ -139,10 +142,22 @@ class Trainer(Generic[B]):
         """Asks the run to end before its next change of the parameters (from a signal handler)."""
         self.stopped = True
 
+    def begin(self) -> float | None:
+        """The evaluation that comes before the steps: of what nothing has changed yet, or the one
+        that a stop cut short. None when none is due.
+        """
+        self._check_ranks()
+        if self.progress.owed:
+            self._saved = -1
+            return self._judged()
+        return self.evaluate() if self.held_out and not self.progress.step else None
+
     def run(self) -> Iterator[StepRecord]:
         """Makes the steps; a record each. Saves at the end, and when it was asked to stop.
-        InputError when no token of the data is supervised.
+        InputError when no token of the data is supervised, or none of too many windows in a row.
         """
+        self._check_ranks()
+        self._begun = self._clock()
         while not self._enough():
             record = self._step()
             if record is None:
@@ -161,6 +176,10 @@ class Trainer(Generic[B]):
         if self.options.patience is not None and not self.stopped:
             self._take_best()
 
+    def _check_ranks(self) -> None:
+        more = {"options": asdict(self.options), "held out batches": len(self.held_out)}
+        check_one_run(self.ranks, self._fixed() | more, self.progress.step, self.optimizer)
+
     def _enough(self) -> bool:
         patience, most = self.options.patience, self.options.steps
         waited = patience is not None and self.progress.waited >= patience
@@ -173,10 +192,10 @@ class Trainer(Generic[B]):
         """The next step; None at the end of the data or when asked to stop. A window that was not
         carried through is given back to the source.
         """
-        while True:
+        for _ in range(self.options.empty_windows):
             begin, before = self._clock(), self.source.position
             window = None if self.stopped else self.source.next_window()
-            share = self._share(window)
+            share = brought(self.ranks, window, self.stopped)
             total = None
             if not share.stopped and not share.ended and share.supervised:
                 total = self._gradients(window, share.supervised)
@@ -189,19 +208,13 @@ class Trainer(Generic[B]):
             self.progress.skipped += share.skipped
             if total is not None:
                 return self._change(total, share, window, begin)
-
-    def _share(self, window: Window[B] | None) -> _Share:
-        told = [window is None, self.stopped, 0, 0, 0]
-        if window is not None:
-            told = [False, self.stopped, window.supervised, window.skipped, window.tokens]
-        ended, stopped, *counts = zip(*self._told(told), strict=True)
-        return _Share(all(ended), any(stopped), *(sum(column) for column in counts))
-
-    def _told(self, value: Plain) -> list[Plain]:
-        """The plain values of all ranks."""
-        if self.ranks.size == 1:
-            return [value]
-        return [json.loads(text) for text in self.ranks.gather_text(json.dumps(value))]
+        if self.progress.step and self._saved != self.progress.step:
+            self.save()
+        raise InputError(
+            f"{self.options.empty_windows:,} windows in a row hold no supervised token: "
+            f"{self.progress.skipped:,} samples were skipped so far, after {self.progress.step:,} "
+            "steps. Look at the data with --show-batch, or give a source that ends."
+        )
 
     def _gradients(self, window: Window[B] | None, supervised: int) -> float | None:
         """Adds the gradients of a window, of all ranks; the sum of its losses. None when the run
@@ -224,7 +237,7 @@ class Trainer(Generic[B]):
         return sum(self.ranks.gather(total))
 
     def _change(
-        self, total: float, share: _Share, window: Window[B] | None, begin: float
+        self, total: float, share: Brought, window: Window[B] | None, begin: float
     ) -> StepRecord:
         """The optimizer's part of a step, and what is to be told of it."""
         progress, samples = self.progress, window.samples if window else ()
@@ -244,7 +257,6 @@ class Trainer(Generic[B]):
         progress.step += 1
         progress.tokens += share.supervised
         seconds = self._clock() - begin
-        self._spent += seconds
         self._made += 1
         return StepRecord(
             step=progress.step,
@@ -259,10 +271,10 @@ class Trainer(Generic[B]):
             peak_rss=processes.peak_resident_bytes(),
             pools=self.optimizer.device.stats().used,
             samples=samples,
-            evaluation=self._evaluation(),
+            evaluation=self._judged() if self._evaluation_due() else None,
         )
 
-    def _search(self, window: Window[B] | None, share: _Share) -> None:
+    def _search(self, window: Window[B] | None, share: Brought) -> None:
         """Raises the error that names the node at which the step went wrong, where the learner can
         find it in this rank's share of the window.
         """
@@ -281,27 +293,48 @@ class Trainer(Generic[B]):
     def _left(self) -> float | None:
         if self.last is None:
             return None
-        return max(self.last - self.progress.step, 0) * self._spent / self._made
+        # By the clock, not by the steps alone: evaluations and checkpoints take time too.
+        spent = self._clock() - self._begun
+        return max(self.last - self.progress.step, 0) * spent / self._made
 
-    def evaluate(self) -> float:
-        """Mean loss on the held-out data, nats a supervised token. Ranks share the batches; losses
-        are added in the order of batches, whoever computed them.
+    def evaluate(self) -> float | None:
+        """Mean loss on the held-out data, nats a supervised token; None when a stop was asked for
+        in the middle. Ranks share the batches; losses are added in the order of batches, whoever
+        computed them.
         """
         mine = self.held_out[self.ranks.rank :: self.ranks.size]
-        losses = [self.learner.evaluate(batch) for batch in mine]
-        told = self._told([[loss.total, loss.tokens] for loss in losses])
-        count = self.ranks.size
-        ordered = [told[i % count][i // count] for i in range(len(self.held_out))]
-        return sum(total for total, _ in ordered) / max(sum(tokens for _, tokens in ordered), 1)
-
-    def _evaluation(self) -> float | None:
-        """The loss on held-out data when it is due, and what follows from it."""
-        due = self._due(self.options.evaluate_every) or self.progress.step == self.last
-        if not self.held_out or not due:
+        losses: list[tuple[float, int]] = []
+        for batch in mine:
+            if self.stopped:
+                break
+            loss = self.learner.evaluate(batch)
+            losses.append((loss.total, loss.tokens))
+            self._evaluating(len(losses), len(mine))
+        every = told(self.ranks, (losses, len(losses) < len(mine)))
+        if any(cut for _, cut in every):
+            self.stopped = True
             return None
-        loss = self.evaluate()
-        progress = self.progress
-        if progress.best is None or loss < progress.best:
+        count = self.ranks.size
+        ordered = [every[i % count][0][i // count] for i in range(len(self.held_out))]
+        if not (tokens := sum(number for _, number in ordered)):
+            raise InputError(
+                "no token of the held-out data is supervised. Hold out more, or name other "
+                "--eval-data.",
+                param="eval_data",
+            )
+        return sum(total for total, _ in ordered) / tokens
+
+    def _evaluation_due(self) -> bool:
+        last = self.progress.step == self.last
+        return bool(self.held_out) and (last or self._due(self.options.evaluate_every))
+
+    def _judged(self) -> float | None:
+        """The loss on held-out data, and what follows from it. Cut short, it is owed."""
+        loss, progress = self.evaluate(), self.progress
+        progress.owed = loss is None
+        if loss is None:
+            return None
+        if math.isfinite(loss) and (progress.best is None or loss < progress.best):
             progress.best, progress.best_step, progress.waited = loss, progress.step, 0
             if self.options.patience is not None:
                 self.save("best")
@@ -313,7 +346,8 @@ class Trainer(Generic[B]):
         """Writes a checkpoint (`best`: the parameters alone). Rank 0 writes, all wait for it."""
         if self.store is None:
             return
-        positions = self._told(dict(self.source.position))
+        self._check_ranks()
+        positions = told(self.ranks, dict(self.source.position))
         trouble = ""
         if self.ranks.rank == 0:
             state = training_state.state_of(
@@ -324,8 +358,8 @@ class Trainer(Generic[B]):
                 self.store.save(self.progress.step, state, arrays, kind)
             except TrainingError as error:
                 trouble = str(error)
-        if told := next((text for text in self.ranks.gather_text(trouble) if text), ""):
-            raise TrainingError(told)
+        if said := next((text for text in self.ranks.gather_text(trouble) if text), ""):
+            raise TrainingError(said)
         if kind == "checkpoint":
             self._saved = self.progress.step
 
@@ -338,11 +372,22 @@ class Trainer(Generic[B]):
 
     def _fixed(self) -> dict[str, Any]:
         return training_state.fixed_of(
-            self.optimizer, self.schedule, self.source.digest, self.ranks.size, self.options.seed
+            self.learner.settings,
+            self.optimizer,
+            self.schedule,
+            self.source.digest,
+            self.ranks.size,
+            self.options.seed,
         )
 
     def _take_best(self) -> None:
-        best = self.store.newest("best") if self.store is not None else None
-        if best is not None:
-            values = {"values": self.optimizer.parameters.values}
-            training_state.put_arrays(best, values)
+        """The parameters of the best evaluation; where its file is gone, those of the last step."""
+        assert self.store is not None, "patience asks for a store"
+        best = self.store.newest("best")
+        if best is not None and best.state["progress"]["step"] == self.progress.best_step:
+            training_state.put_arrays(best, {"values": self.optimizer.parameters.values})
+        elif self.progress.best is not None:
+            self.store.warn(
+                f"the parameters of step {self.progress.best_step}, the best, are not in "
+                f"{self.store.folder} any more: those of the last step are kept."
+            )

@@ -56,11 +56,11 @@ class TrainingPlan:
     def _reason(self) -> str:
         left, takes = f"{self.left / 1e6:,.0f} MB", arena_words(self.arenas)
         if not self.chosen:
-            why = f"as asked; {left} were left"
+            why = f"as asked, of {left} left"
         elif self.recompute == RECOMPUTE[0]:
-            why = f"all of it fits into the {left} left"
+            why = f"all fits into {left}"
         else:
-            why = f"what keeps more does not fit into the {left} left"
+            why = f"keeping more does not fit into {left}"
         return f"{self.recompute}: {why} ({takes})"
 
 
@@ -76,7 +76,7 @@ def plan_of(learner: Planned, entries: Sequence[MemoryEntry] = ()) -> TrainingPl
 
 def arena_words(arenas: Mapping[Recompute, int]) -> str:
     """What activations and gradients take with each way."""
-    return ", ".join(f"{r}: {nbytes / 1e6:,.0f} MB" for r, nbytes in arenas.items())
+    return ", ".join(f"{r} {nbytes / 1e6:,.0f}" for r, nbytes in arenas.items()) + " MB"
 
 
 def learner_entries(
@@ -100,7 +100,7 @@ def learner_entries(
         MemoryEntry(
             "parameters",
             Parameters.nbytes(shapes),
-            f"{count:,} numbers that learn, with gradients and the optimizer's two states",
+            f"{count:,} numbers that learn, and three more for each",
         ),
         MemoryEntry("tables", rope_bytes(c, limits.positions), "rotation tables"),
         MemoryEntry("kv", kv, f"keys and values of {limits.rows:,} positions in {named}"),

@@ -78,6 +78,12 @@ class LossSum(Protocol):
 class Learns(Protocol[In]):
     """A model that can be trained (graph/learner.py, or anybody's own)."""
 
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        """What decides the bits of a step beside the parameters, in plain values: a run goes on
+        only with the same.
+        """
+
     def run(self, batch: In, scale: float) -> LossSum:
         """Adds scale * gradient of the summed loss into the parameters' gradients."""
 

@@ -35,10 +35,6 @@ class Limits:
     blocks: int = 1
     adapters: int = 0
 
-    def rows_of(self, domain: Domain) -> int:
-        """Most rows a launch over `domain` covers."""
-        return self.rows if domain is Domain.ROWS else self.logit_rows
-
 
 class Program(Protocol):
     """Launches in recorded order, run by one call."""
@@ -111,11 +107,10 @@ def check(launch: Launch, limits: Limits) -> None:
         raise ShapeError(f"{type(launch).__name__}: work has room for {work.count} rows")
     for name, value, domain in operands(launch):
         count = value.n if isinstance(value, Indices) else value.count
-        if count < limits.rows_of(domain):
+        if count < domain.rows(limits):
             kind = type(launch).__name__
             raise ShapeError(
-                f"{kind}: {name} has room for {count} rows, the program needs "
-                f"{limits.rows_of(domain)}"
+                f"{kind}: {name} has room for {count} rows, the program needs {domain.rows(limits)}"
             )
 
 

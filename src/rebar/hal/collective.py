@@ -6,11 +6,17 @@ library torch.distributed, with gloo, carries the bytes (`pip install torch`); n
 is used, and only a group of several ranks imports it.
 
 A rank that ends or says nothing for the time-out ends the call of every other one with
-CollectiveError. No rank waits for ever.
+CollectiveError. No rank waits for ever, and one that waits hears Ctrl-C: the library's calls are
+made by a thread of their own, because inside of them no signal is seen, and a stranger who holds
+the port and says nothing would keep the library beyond every time-out.
 """
 
 from __future__ import annotations
 
+import queue
+import re
+import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from types import ModuleType
@@ -24,6 +30,8 @@ from rebar.errors import CollectiveError, InputError
 PIECE = 1 << 20
 """Floats that are exchanged at a time: each rank holds a copy of everybody's, 4 MiB a rank."""
 DEFAULT_TIMEOUT = 60.0
+GRACE = 5.0
+"""Seconds beyond the time-out after which the library is no longer waited for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,18 +102,21 @@ class Gloo:
         self.rank, self.size = place.rank, place.size
         self._timeout = timeout
         self._torch = _import()
+        self._caller = _Caller()
         address = f"tcp://{place.host}:{place.port}"
         try:
-            self._torch.distributed.init_process_group(
-                "gloo", init_method=address, rank=place.rank, world_size=place.size,
-                timeout=timedelta(seconds=timeout),
-            )  # fmt: skip
-        except (RuntimeError, ValueError) as error:
+            self._caller.call(lambda: self._meet(address), timeout + GRACE)
+        except (RuntimeError, ValueError, TimeoutError) as error:
             raise CollectiveError(
                 f"rank {self.rank}: the {self.size} ranks did not meet at {address} within "
-                f"{timeout:g} s ({_first_line(error)}). Start them all with the same MASTER_ADDR, "
-                "MASTER_PORT and WORLD_SIZE."
+                f"{timeout:g} s ({_reason(error)}). {_advice(error, place)}"
             ) from error
+
+    def _meet(self, address: str) -> None:
+        self._torch.distributed.init_process_group(
+            "gloo", init_method=address, rank=self.rank, world_size=self.size,
+            timeout=timedelta(seconds=self._timeout),
+        )  # fmt: skip
 
     def add(self, values: NDArray[np.float32]) -> None:
         """In pieces, each rank adding everybody's in their order."""
@@ -141,14 +152,17 @@ class Gloo:
     def _all(self, parts: NDArray[np.generic], mine: NDArray[np.generic]) -> None:
         """parts[r] becomes what rank r brought."""
         torch = self._torch
+        into = [torch.from_numpy(part) for part in parts]
+        brought = torch.from_numpy(mine)
         try:
-            into = [torch.from_numpy(part) for part in parts]
-            torch.distributed.all_gather(into, torch.from_numpy(mine))
-        except RuntimeError as error:
+            self._caller.call(
+                lambda: torch.distributed.all_gather(into, brought), self._timeout + GRACE
+            )
+        except (RuntimeError, TimeoutError) as error:
             self.close()  # threads of a group that is left open abort the process when it ends
             raise CollectiveError(
                 f"rank {self.rank}: another of the {self.size} ranks ended, or said nothing for "
-                f"{self._timeout:g} s ({_first_line(error)}). See what its log says, and start all "
+                f"{self._timeout:g} s ({_reason(error)}). See what its log says, and start all "
                 "of them again with --resume."
             ) from error
 
@@ -178,5 +192,46 @@ def _import() -> ModuleType:
     return module
 
 
-def _first_line(error: Exception) -> str:
-    return str(error).strip().split("\n", 1)[0][:200] or type(error).__name__
+class _Caller:
+    """A thread that makes one call after another, for a caller who waits no longer than it wants
+    to and hears signals meanwhile. It is left behind, with the process, by a call that never ends.
+    """
+
+    def __init__(self) -> None:
+        self._asked: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
+        self._ended: queue.SimpleQueue[Exception | None] = queue.SimpleQueue()
+        threading.Thread(target=self._work, name="rebar-collective", daemon=True).start()
+
+    def _work(self) -> None:
+        while True:
+            call = self._asked.get()
+            try:
+                call()
+                self._ended.put(None)
+            except Exception as error:
+                self._ended.put(error)
+
+    def call(self, function: Callable[[], object], limit: float) -> None:
+        """Raises what it raises, TimeoutError after `limit` seconds."""
+        self._asked.put(function)
+        try:
+            error = self._ended.get(timeout=limit)
+        except queue.Empty:
+            raise TimeoutError("nobody answered") from None
+        if error is not None:
+            raise error
+
+
+def _reason(error: Exception) -> str:
+    """What the library says, without the places in its source."""
+    first = str(error).strip().split("\n", 1)[0]
+    return re.sub(r"^\[\S+:\d+\] ", "", first).split(". ", 1)[0][:200] or type(error).__name__
+
+
+def _advice(error: Exception, place: Place) -> str:
+    if "EADDRINUSE" in str(error) or isinstance(error, TimeoutError):
+        return (
+            f"Another program holds port {place.port}: start all ranks with another MASTER_PORT, "
+            "the same for all."
+        )
+    return "Start them all with the same MASTER_ADDR, MASTER_PORT and WORLD_SIZE."

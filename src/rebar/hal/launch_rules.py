@@ -3,8 +3,21 @@
 from __future__ import annotations
 
 from enum import IntEnum
+from typing import Protocol
 
 from rebar.errors import ShapeError
+
+
+class Counted(Protocol):
+    """A step, or the limits of one."""
+
+    @property
+    def rows(self) -> int:
+        """All rows."""
+
+    @property
+    def logit_rows(self) -> int:
+        """Those whose logits are needed."""
 
 
 class Domain(IntEnum):
@@ -12,6 +25,10 @@ class Domain(IntEnum):
 
     ROWS = 0
     LOGIT_ROWS = 1
+
+    def rows(self, of: Counted) -> int:
+        """How many rows it means, of a step or at most."""
+        return of.rows if self is Domain.ROWS else of.logit_rows
 
 
 class Activation(IntEnum):

@@ -19,7 +19,7 @@ from rebar.hal.arrays import KVStorage, QuantizedRows, Rows
 from rebar.hal.backend import Limits, Program, Step, check
 from rebar.hal.launches_backward import FlatLaunch, SelectGradient
 from rebar.hal.ref_memory import Memory, WideMemory
-from rebar.hal.ref_rules import gelu_tanh, place, rotated, rows, seen, silu
+from rebar.hal.ref_rules import gelu_tanh, place, rotated, seen, silu
 
 F64 = NDArray[np.float64]
 
@@ -82,7 +82,7 @@ class RefProgram:
     def run(self, step: Step, begin: int = 0, end: int | None = None) -> None:
         """Interprets the launches."""
         for launch in self._launches[begin:end]:
-            if isinstance(launch, FlatLaunch) or rows(step, _domain(launch)):
+            if isinstance(launch, FlatLaunch) or _domain(launch).rows(step):
                 self._run(launch, step)
 
     def run_timed(self, step: Step) -> list[int]:
@@ -110,7 +110,7 @@ class RefProgram:
 
     @_run.register
     def _(self, op: la.RmsNorm, step: Step) -> None:
-        count = rows(step, op.domain)
+        count = op.domain.rows(step)
         x = self._memory.rows(op.x, count).reshape(count, op.groups, op.weight.n)
         scale = 1.0 / np.sqrt((x * x).mean(axis=-1, keepdims=True) + op.eps)
         y = x * scale * self._memory.vector(op.weight)
@@ -118,11 +118,11 @@ class RefProgram:
 
     @_run.register
     def _(self, op: la.Quantize, step: Step) -> None:
-        self._memory.quantize(op.xq, op.x, rows(step, op.domain))
+        self._memory.quantize(op.xq, op.x, op.domain.rows(step))
 
     @_run.register
     def _(self, op: la.Matmul, step: Step) -> None:
-        count, memory = rows(step, op.domain), self._memory
+        count, memory = op.domain.rows(step), self._memory
         if isinstance(op.x, QuantizedRows):
             x = memory.quantized(op.x, count)
         else:
@@ -175,7 +175,7 @@ class RefProgram:
 
     @_run.register
     def _(self, op: la.Gated, step: Step) -> None:
-        x = self._memory.rows(op.x, rows(step, op.domain))
+        x = self._memory.rows(op.x, op.domain.rows(step))
         gate, up = x[:, : op.y.width], x[:, op.y.width :]
         with np.errstate(over="ignore"):
             act = silu(gate) if op.activation is la.Activation.SILU else gelu_tanh(gate)
@@ -183,7 +183,7 @@ class RefProgram:
 
     @_run.register
     def _(self, op: la.Add, step: Step) -> None:
-        count, memory = rows(step, op.domain), self._memory
+        count, memory = op.domain.rows(step), self._memory
         self._put(op.y, memory.rows(op.a, count) + memory.rows(op.b, count))
 
     @_run.register
@@ -193,7 +193,7 @@ class RefProgram:
 
     @_run.register
     def _(self, op: la.Softcap, step: Step) -> None:
-        x = self._memory.rows(op.x, rows(step, op.domain))
+        x = self._memory.rows(op.x, op.domain.rows(step))
         self._put(op.y, op.cap * np.tanh(x / op.cap))
 
     @_run.register

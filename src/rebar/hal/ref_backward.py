@@ -19,7 +19,6 @@ from rebar.hal.ref_rules import (
     gelu_tanh,
     gelu_tanh_slope,
     rotated,
-    rows,
     seen,
     silu,
     silu_slope,
@@ -37,30 +36,30 @@ def run(launch: object, memory: Memory, step: Step) -> None:
 
 @run.register
 def _(op: lb.MatmulInputGradient, memory: Memory, step: Step) -> None:
-    dy = memory.rows(op.dy, rows(step, op.domain))
+    dy = memory.rows(op.dy, op.domain.rows(step))
     memory.add(op.dx, op.scale * dy @ memory.matrix(op.w))
 
 
 @run.register
 def _(op: lb.MatmulWeightGradient, memory: Memory, step: Step) -> None:
-    count = rows(step, op.domain)
+    count = op.domain.rows(step)
     memory.add_matrix(op.dw, op.scale * memory.rows(op.dy, count).T @ memory.rows(op.x, count))
 
 
 @run.register
 def _(op: lb.SumRows, memory: Memory, step: Step) -> None:
-    dy = memory.rows(op.dy, rows(step, op.domain))
+    dy = memory.rows(op.dy, op.domain.rows(step))
     memory.put_vector(op.db, memory.vector(op.db) + dy.sum(axis=0))
 
 
 @run.register
 def _(op: lb.AddInto, memory: Memory, step: Step) -> None:
-    memory.add(op.y, op.scale * memory.rows(op.x, rows(step, op.domain)))
+    memory.add(op.y, op.scale * memory.rows(op.x, op.domain.rows(step)))
 
 
 @run.register
 def _(op: lb.Zero, memory: Memory, step: Step) -> None:
-    memory.put(op.y, np.zeros((rows(step, op.domain), op.y.width)))
+    memory.put(op.y, np.zeros((op.domain.rows(step), op.y.width)))
 
 
 @run.register
@@ -72,7 +71,7 @@ def _(op: lb.EmbedGradient, memory: Memory, step: Step) -> None:
 
 @run.register
 def _(op: lb.RmsNormGradient, memory: Memory, step: Step) -> None:
-    count = rows(step, op.domain)
+    count = op.domain.rows(step)
     shape = (count, op.groups, op.weight.n)
     x, dy = memory.rows(op.x, count).reshape(shape), memory.rows(op.dy, count).reshape(shape)
     s = 1.0 / np.sqrt((x * x).mean(axis=-1, keepdims=True) + op.eps)
@@ -112,6 +111,11 @@ def _(op: lb.AttentionGradient, memory: Memory, step: Step) -> None:
         memory.add(gradient, values.reshape(count, -1))
 
 
+@run.register
+def _(op: lb.AttentionGradientMerge, memory: Memory, step: Step) -> None:
+    """Nothing: all rows of a sequence add up as they come."""
+
+
 def _probabilities(op: lb.AttentionGradient, q: F64, k: F64) -> tuple[F64, F64]:
     """softmax of a row's scores, (kv head, head of it, position), and the slope of the softcap."""
     scores = np.einsum("hgd,phd->hgp", q, k) * op.scale
@@ -125,7 +129,7 @@ def _probabilities(op: lb.AttentionGradient, q: F64, k: F64) -> tuple[F64, F64]:
 
 @run.register
 def _(op: lb.GatedGradient, memory: Memory, step: Step) -> None:
-    count = rows(step, op.domain)
+    count = op.domain.rows(step)
     x, dy = memory.rows(op.x, count), memory.rows(op.dy, count)
     a, b = x[:, : op.dy.width], x[:, op.dy.width :]
     of = (silu, silu_slope) if op.activation is Activation.SILU else (gelu_tanh, gelu_tanh_slope)
@@ -143,14 +147,14 @@ def _(op: lb.SelectGradient, memory: Memory, step: Step) -> None:
 
 @run.register
 def _(op: lb.SoftcapGradient, memory: Memory, step: Step) -> None:
-    count = rows(step, op.domain)
+    count = op.domain.rows(step)
     y = memory.rows(op.y, count) / op.cap
     memory.add(op.dx, memory.rows(op.dy, count) * (1.0 - y * y))
 
 
 @run.register
 def _(op: lb.CrossEntropy, memory: Memory, step: Step) -> None:
-    count = rows(step, op.domain)
+    count = op.domain.rows(step)
     logits, targets = memory.rows(op.logits, count), op.targets.data[:count]
     m = logits.max(axis=-1)
     chosen = logits[np.arange(count), np.maximum(targets, 0)]
@@ -160,7 +164,7 @@ def _(op: lb.CrossEntropy, memory: Memory, step: Step) -> None:
 
 @run.register
 def _(op: lb.CrossEntropyGradient, memory: Memory, step: Step) -> None:
-    count = rows(step, op.domain)
+    count = op.domain.rows(step)
     logits, targets = memory.rows(op.logits, count), op.targets.data[:count]
     p = np.exp(logits - logits.max(axis=-1, keepdims=True))
     p /= p.sum(axis=-1, keepdims=True)

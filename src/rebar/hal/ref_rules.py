@@ -10,16 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rebar.hal.backend import Step
-from rebar.hal.launches import Domain
 from rebar.hal.ref_attention import Where
 
 F64 = NDArray[np.float64]
 ROOT_2_PI = math.sqrt(2.0 / math.pi)
-
-
-def rows(step: Step, domain: Domain) -> int:
-    """Rows that a launch covers in this step."""
-    return step.rows if domain is Domain.ROWS else step.logit_rows
 
 
 def place(step: Step, row: int, position: int) -> tuple[int, int]:

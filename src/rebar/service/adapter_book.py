@@ -150,7 +150,11 @@ class AdapterBook:
                     self.unload(adapter.name)
 
     def enter(self, digest: str, choices: int) -> None:
-        """So many choices begin. ModelNameError when it has just been taken off the list."""
+        """So many choices begin with an adapter, or "" for none. ModelNameError when it has just
+        been taken off the list.
+        """
+        if not digest:
+            return
         names = [adapter.name for adapter in self.listed if adapter.digest == digest]
         if not names:
             raise ModelNameError(
@@ -161,9 +165,11 @@ class AdapterBook:
         self._users[digest] += choices
         self._accepted[digest] += choices
 
-    def leave(self, digest: str) -> None:
-        """A choice has ended."""
-        self._users[digest] -= 1
+    def leave(self, digest: str, choices: int = 1) -> None:
+        """So many choices have ended; the engine was told before, or told us."""
+        if not digest:
+            return
+        self._users[digest] -= choices
         if not self._users[digest]:
             del self._users[digest]
             self._let_go(digest)

@@ -40,7 +40,7 @@ class ChoiceStory(msgspec.Struct, kw_only=True):
 
 
 class RequestStory(msgspec.Struct, kw_only=True):
-    """The answer of GET /v1/requests/{id}. created: Unix seconds."""
+    """The answer of GET /v1/requests/{id}. model: or adapter. created: Unix seconds."""
 
     id: str
     object: str = "request"
@@ -74,13 +74,15 @@ class RequestHistory:
         self._requests: OrderedDict[tuple[str, str], RequestStory] = OrderedDict()
         self._open: dict[int, ChoiceStory] = {}
 
-    def begin(self, packets: list[RequestPacket]) -> None:
-        """A request was accepted. An id that is used again stands for the latest."""
+    def begin(self, packets: list[RequestPacket], name: str = "") -> None:
+        """A request was accepted. An id that is used again stands for the latest. name: of the
+        adapter that answers; "" for the model.
+        """
         stories = [ChoiceStory(index=p.index, priority=p.priority) for p in packets]
         key = packets[0].tenant, packets[0].request_id
         self._requests.pop(key, None)
         self._requests[key] = RequestStory(
-            id=key[1], created=int(time.time()), model=self._model, choices=stories
+            id=key[1], created=int(time.time()), model=name or self._model, choices=stories
         )
         self._open.update((p.ticket, s) for p, s in zip(packets, stories, strict=True))
         if len(self._requests) > MAX_REQUESTS:

@@ -135,10 +135,13 @@ class ModelService:
         self.worker.give(self.adapters.orders())
         self.worker.start()
 
-    def submit(self, packets: list[RequestPacket], arrived: float | None = None) -> RequestStream:
+    def submit(
+        self, packets: list[RequestPacket], arrived: float | None = None, name: str = ""
+    ) -> RequestStream:
         """Sends a request's choices, all or none, to the engine. OverloadedError when full.
 
         arrived: when its first byte was read, by this service's clock; times count from there.
+        name: the model or adapter that answers, for its record.
         """
         self._refuse_overload(packets)
         started = self._clock() if arrived is None else arrived
@@ -147,11 +150,9 @@ class ModelService:
         ]
         stream = RequestStream(self._cancel, packets, started)
         adapter = packets[0].adapter
-        if adapter:
-            self.adapters.enter(adapter, len(packets))
+        self.adapters.enter(adapter, len(packets))
         if not self.worker.give(Orders(submit=packets)):
-            for _ in packets if adapter else ():
-                self.adapters.leave(adapter)
+            self.adapters.leave(adapter, len(packets))
             raise EngineError("The engine is not running. Try again when /health says ok.")
         for packet in packets:
             self._streams[packet.ticket] = stream
@@ -159,18 +160,18 @@ class ModelService:
                 started, prompt=len(packet.prompt), adapter=adapter
             )
             self.admission.enter(len(packet.prompt))
-        self._note(self._note_begin, packets)
+        self._note(self._note_begin, packets, name)
         if self.request_seconds is not None and self._loop is not None:
             stream.timer = self._loop.call_later(
                 self.request_seconds, self._fail, [p.ticket for p in packets], TIMED_OUT
             )
         return stream
 
-    def _note_begin(self, packets: list[RequestPacket]) -> None:
+    def _note_begin(self, packets: list[RequestPacket], name: str) -> None:
         self.measures.accepted += len(packets)
         for packet in packets:
             self.measures.prompt_tokens.observe(len(packet.prompt))
-        self.history.begin(packets)
+        self.history.begin(packets, name)
 
     def _note(self, note: Callable[P, None], *args: P.args, **kwargs: P.kwargs) -> None:
         """Numbers and stories about a request never decide what becomes of it: what fails here is
@@ -202,11 +203,6 @@ class ModelService:
             self.measures.refused["queue_full"] += len(packets)
             raise
 
-    def _left(self, times: ChoiceTimes) -> None:
-        """A choice is no longer open; the engine was told before."""
-        if times.adapter:
-            self.adapters.leave(times.adapter)
-
     def _cancel(self, tickets: list[int]) -> None:
         gone: list[ChoiceTimes] = []
         for ticket in tickets:
@@ -217,7 +213,7 @@ class ModelService:
                 self._note(self._note_left, ticket)
         self.worker.give(Orders(cancel=tickets))
         for times in gone:
-            self._left(times)
+            self.adapters.leave(times.adapter)
 
     def _note_left(self, ticket: int) -> None:
         self.measures.aborted["client_left"] += 1
@@ -264,7 +260,7 @@ class ModelService:
             del self._streams[delta.ticket]
             del self._times[delta.ticket]
             self.admission.leave(times.prompt, now)
-            self._left(times)
+            self.adapters.leave(times.adapter)
         self._note(self._note_delta, times, delta, now)
         stream.put(delta)
 

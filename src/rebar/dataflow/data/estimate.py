@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from rebar.dataflow.data.dataset import Json
+from rebar.dataflow.data.parse import Json
 from rebar.dataflow.text.chat import ChatTemplate
 from rebar.dataflow.text.tokenizer import Tokenizer
 from rebar.errors import RebarError

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Literal
 
 from rebar.dataflow.data.stage import Tally
-from rebar.errors import DataError, RebarError
+from rebar.errors import DataError
 
 OnError = Literal["raise", "skip"]
 Where = Callable[[int], str]
@@ -26,10 +26,9 @@ class Faults:
 
     def meet(self, sample: int, error: Exception) -> None:
         """Deals with a fault of this sample. Raises DataError if that is the rule."""
-        said = str(error) if isinstance(error, RebarError) else f"{error}"
         place = self._where(sample)
         if self._on_error == "raise":
             raise DataError(
-                f"{place}: {said} (To pass over such records and count them: on_error='skip'.)"
+                f"{place}: {error} (To pass over such records and count them: on_error='skip'.)"
             ) from error
-        self._tally.add("invalid", where=f"{place}: {said}")
+        self._tally.add("invalid", where=f"{place}: {error}")

@@ -13,7 +13,9 @@ import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
+from itertools import repeat
 from typing import Any
 
 import numpy as np
@@ -176,8 +178,8 @@ class DataPipeline:
             room = min(self.sizer.room(), limit)
             fitting = int(np.searchsorted(sums * self._per_byte, room, "right"))
             taken = min(max(fitting, self.sizer.least), len(samples))
-            numbers = zip(range(place, place + taken), samples.tolist(), raws, strict=False)
-            items = [Item(epoch, at, sample, raw) for at, sample, raw in numbers]
+            places = range(place, place + taken)
+            items = list(map(Item, repeat(epoch), places, samples.tolist(), raws))
             yield Chunk(items, int(sums[taken - 1]))
             place += taken
 
@@ -210,6 +212,6 @@ class DataPipeline:
 
 def _weights(raws: Sequence[Any]) -> list[int]:
     """Bytes of each raw sample; 1 for what does not tell."""
-    if all(hasattr(raw, "nbytes") for raw in raws):
+    with suppress(AttributeError):
         return [raw.nbytes for raw in raws]
     return [len(raw) if isinstance(raw, bytes | str) else 1 for raw in raws]

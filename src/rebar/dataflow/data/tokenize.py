@@ -20,10 +20,10 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from rebar.dataflow.data.dataset import Json
 from rebar.dataflow.data.estimate import Estimate, texts_of
 from rebar.dataflow.data.faults import Faults, OnError, Where
 from rebar.dataflow.data.footprint import array_bytes, items_bytes, view_bytes
+from rebar.dataflow.data.parse import Json
 from rebar.dataflow.data.stage import Item, Stage
 from rebar.dataflow.text.chat import ChatTemplate
 from rebar.dataflow.text.tokenizer import Tokenizer

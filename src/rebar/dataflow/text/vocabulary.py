@@ -1,4 +1,4 @@
-"""From a model file's lists to the mapped tables of native/text/vocabulary.h."""
+"""From a model file's lists to the mapped tables of native/text/vocabulary.h, and back."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ import numpy as np
 
 from rebar import _native
 from rebar.errors import CorruptFileError, UnsupportedModelError
+from rebar.graph.weights.end_tokens import BYTE, CONTROL, UNKNOWN, UNUSED, USER_DEFINED
 from rebar.graph.weights.model_file import TokenizerData
 
-UNUSED = 5  # GGUF's token types: 1 normal, 2 unknown, 3 control, 4 user-defined, 5 unused, 6 byte
+SPACE = "\u2581"  # how SentencePiece spells a space
 
 
 def build_vocabulary(data: TokenizerData) -> bytes:
@@ -44,6 +45,60 @@ def build_vocabulary(data: TokenizerData) -> bytes:
         raise UnsupportedModelError(f"{error}. Use a model with one of these.") from error
     except _native.VocabularyError as error:
         raise CorruptFileError(f"{error}. Convert the model again from its source.") from error
+
+
+def read_vocabulary(tables: bytes | memoryview) -> TokenizerData:
+    """What tables were built of: `build_vocabulary` makes the same of it again. Ids keep their
+    text; where a file had spelled a normal token of the byte-level kind with characters that are no
+    bytes, it is spelled by its bytes here. merges are there for both kinds. Raises CorruptFileError
+    for damaged tables.
+    """
+    try:
+        table = _native.TextTokenizer(tables)
+    except _native.VocabularyError as error:
+        raise CorruptFileError(f"{error}. Convert the model again from its source.") from error
+    types = [table.token_type(id_) for id_ in range(table.size)]
+    spell = _spelled_spm if table.spm else _spelled_bytes
+    tokens = [spell(table.token_bytes(id_), kind) for id_, kind in enumerate(types)]
+    pairs = np.frombuffer(table.merges(), np.uint32).reshape(-1, 2).tolist()
+    scores = np.frombuffer(table.scores(), np.float32).tolist()
+    return TokenizerData(
+        kind="spm" if table.spm else "bpe",
+        pre=table.pre,
+        tokens=tokens,
+        types=types,
+        scores=scores or None,
+        merges=[f"{tokens[left]} {tokens[right]}" for left, right in pairs],
+        bos_id=table.bos_id,
+        eos_id=table.eos_id,
+        end_ids=tuple(table.end_ids),
+        unknown_id=table.unknown_id,
+        pad_id=table.pad_id,
+        add_bos=table.add_bos,
+        add_space_prefix=table.add_space_prefix,
+    )
+
+
+def _alphabet() -> dict[int, str]:
+    """GPT-2's printable characters for bytes (Radford et al., 2019)."""
+    printable = {b for b in range(256) if 33 <= b <= 126 or 161 <= b <= 172 or b >= 174}
+    others = iter(range(256, 512))
+    return {b: chr(b) if b in printable else chr(next(others)) for b in range(256)}
+
+
+_ALPHABET = _alphabet()
+
+
+def _spelled_bytes(text: bytes, kind: int) -> str:
+    if kind in (UNKNOWN, CONTROL, USER_DEFINED):
+        return text.decode("utf-8", "replace")
+    return "".join(_ALPHABET[byte] for byte in text)
+
+
+def _spelled_spm(text: bytes, kind: int) -> str:
+    if kind == BYTE and len(text) == 1:
+        return f"<0x{text[0]:02X}>"
+    return text.decode("utf-8", "replace").replace(" ", SPACE)
 
 
 def _check(data: TokenizerData) -> None:

@@ -23,19 +23,19 @@ MAX_CONFIG_BYTES = 1 << 20
 MAX_REPEATS, MAX_REPEATS_IN_ALL = 5, 20
 V = TypeVar("V", int, float)
 # Ways of starting that change the weights of the model itself: without these the adapter is wrong.
-_CHANGED_BASE = ("pissa", "olora", "corda", "loftq")
+_CHANGED_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
+# `..._config` of these ways of starting says how the first values were found, and nothing else; any
+# other, also one that is not heard of yet, is a method of its own.
+_STARTS = ("eva_config", "corda_config", "loftq_config", "lora_ga_config")
 # What makes it another method, or brings more than matrices beside linear layers.
 _REFUSED = {
     "fan_in_fan_out": "transposed weights",
     "lora_bias": "biases of its own",
     "modules_to_save": "whole modules beside the adapter",
     "layer_replication": "repeated layers",
-    "megatron_config": "another trainer's layers",
     "trainable_token_indices": "rows of the embedding",
     "target_parameters": "parameters outside linear layers",
     "alora_invocation_tokens": "tokens that switch it on",
-    "monteclora_config": "another method",
-    "arrow_config": "another method",
 }
 
 
@@ -71,6 +71,11 @@ class AdapterConfig:
     ranks: dict[str, int] = field(default_factory=dict)
     alphas: dict[str, float] = field(default_factory=dict)
     base: str = ""
+
+    @property
+    def largest_rank(self) -> int:
+        """The largest rank that a module may have."""
+        return max(self.r, *self.ranks.values(), 1)
 
     def rank_of(self, module: str) -> int:
         """Rank of a module's matrices."""
@@ -122,13 +127,14 @@ def read_config(folder: Path) -> AdapterConfig:
             "names of modules out."
         )
     layers = given.layers_to_transform
+    layers = [layers] if isinstance(layers, int) else layers
     return AdapterConfig(
         given.r,
         given.lora_alpha,
         _pattern(given.target_modules, path),
         given.use_rslora,
         _pattern(given.exclude_modules or (), path),
-        None if layers is None else (layers,) if isinstance(layers, int) else tuple(layers),
+        tuple(layers) if layers else None,  # an empty list means all of them
         {_checked(p, path): rank for p, rank in (given.rank_pattern or {}).items()},
         {_checked(p, path): alpha for p, alpha in (given.alpha_pattern or {}).items()},
         given.base_model_name_or_path or "",
@@ -150,7 +156,8 @@ def _refuse(fields: dict[str, Any], given: _File, path: Path) -> None:
         if fields.get(name):
             refuse(f"`{name}` means {what}")
     for name, value in fields.items():
-        if name.startswith("use_") and name != "use_rslora" and value:
+        switch = name.startswith("use_") and name != "use_rslora"
+        if value and (switch or (name.endswith("_config") and name not in _STARTS)):
             refuse(f"`{name}` is set: another method")
     start = given.init_lora_weights
     if isinstance(start, str) and start.lower().startswith(_CHANGED_BASE):
@@ -164,9 +171,12 @@ def _check_numbers(given: _File, path: Path) -> None:
     alphas = [given.lora_alpha, *(given.alpha_pattern or {}).values()]
     wrong = next((r for r in ranks if not 1 <= r <= MAX_RANK), None)
     if wrong is not None:
-        raise CorruptFileError(f"{path}: a rank of {wrong}; ranks are 1 to {MAX_RANK}.")
+        raise CorruptFileError(
+            f"{path}: a rank of {wrong}; ranks are 1 to {MAX_RANK}. Use an adapter of such a rank, "
+            "or merge this one with peft."
+        )
     if not all(abs(alpha) < 1e30 for alpha in alphas):
-        raise CorruptFileError(f"{path}: `lora_alpha` is no sound number.")
+        raise CorruptFileError(f"{path}: `lora_alpha` is no sound number. Save it again.")
 
 
 def _pattern(given: str | list[str] | tuple[str, ...], path: Path) -> str | tuple[str, ...]:

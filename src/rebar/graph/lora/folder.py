@@ -23,13 +23,15 @@ from rebar.graph.models.adapted import part_shape
 from rebar.graph.models.config import DecoderConfig
 from rebar.graph.weights.layout import floats
 from rebar.graph.weights.model_file import StoredTensor
-from rebar.graph.weights.safetensors import FloatTensor, read_safetensors
+from rebar.graph.weights.rebar_writer import unwritten
+from rebar.graph.weights.safetensors import FloatTensor, read_notes, read_safetensors
 from rebar.graph.weights.safetensors_writer import safetensors_bytes
 from rebar.hal.files import write_whole
 
 F32 = NDArray[np.float32]
 WEIGHTS = "adapter_model.safetensors"
 PICKLED = "adapter_model.bin"
+TRAINED_ON = "trained_on"  # among the notes of the weights' file
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,18 +58,26 @@ class LowRank:
 @dataclass(frozen=True, slots=True)
 class Adapter:
     """An adapter in a folder, checked against a model. parts: by layer and part of it. digest:
-    sha256 (hex) of its two files.
+    sha256 (hex) of its two files. trained_on: digest of the weights it was trained on, "" where
+    nobody wrote it down.
     """
 
     path: Path
     digest: str
     config: AdapterConfig
     parts: Mapping[Place, LowRank]
+    trained_on: str = ""
 
     @property
     def rank(self) -> int:
         """The largest rank of its matrices."""
         return max(low.rank for low in self.parts.values())
+
+    def is_foreign(self, base: str) -> bool:
+        """Whether it was trained on other weights than those with this digest, maybe the same model
+        in another quantization: it can be served, but what is served is not what was trained.
+        """
+        return bool(base and self.trained_on) and base != self.trained_on
 
 
 def digest_of(folder: Path) -> str:
@@ -111,7 +121,8 @@ def read_adapter(folder: Path, config: DecoderConfig, digest: str = "") -> Adapt
             f"{where}: {listed} belong{'s' if len(tensors) == 1 else ''} to no target of "
             f"{CONFIG}. Use an adapter whose description and weights go together."
         )
-    return Adapter(folder, digest, described, parts)
+    trained_on = read_notes(folder / WEIGHTS).get(TRAINED_ON, "")
+    return Adapter(folder, digest, described, parts, trained_on)
 
 
 def _named(stored: Mapping[str, FloatTensor], where: str) -> dict[str, FloatTensor]:
@@ -168,11 +179,12 @@ def write_adapter(
     matrices: Mapping[str, F32],
     *,
     base: str = "",
-    notes: Mapping[str, str] | None = None,
+    trained_on: str = "",
 ) -> None:
     """Writes a folder that peft opens. matrices: A and B in float32 by the names of lora_shapes.
-    base: name of the model. notes: into the safetensors header. The weights are there, whole,
-    before the description is.
+    base, trained_on: name of the model, and digest of its weights. Whoever is stopped in between
+    leaves no description, so that never new weights stand beside an old scale. ModelFileError when
+    it cannot be written.
     """
     named = {f"base_model.model.{name}": values for name, values in sorted(matrices.items())}
     described = {
@@ -190,7 +202,13 @@ def write_adapter(
         "inference_mode": True,
         "modules_to_save": None,
     }
-    with write_whole(folder / WEIGHTS) as file:
-        file.write(safetensors_bytes(named, {"format": "pt", **(notes or {})}))
-    with write_whole(folder / CONFIG) as file:
-        file.write(msgspec.json.format(msgspec.json.encode(described), indent=2) + b"\n")
+    notes = {"format": "pt"} | ({TRAINED_ON: trained_on} if trained_on else {})
+    weights = safetensors_bytes(named, notes)
+    try:
+        (folder / CONFIG).unlink(missing_ok=True)
+        with write_whole(folder / WEIGHTS, len(weights)) as file:
+            file.write(weights)
+        with write_whole(folder / CONFIG) as file:
+            file.write(msgspec.json.format(msgspec.json.encode(described), indent=2) + b"\n")
+    except OSError as error:
+        raise unwritten(folder, error, len(weights)) from error

@@ -1,49 +1,33 @@
 """An adapter added into a model's weights for good: W + scale B A, in a new file. The model's own
 file is never touched; it is also the way back.
 
-A merged weight is computed in float64, rounded to float32 and then to the type it had, if that is a
-float type. Block-quantized weights become Q8_0: in the few bits that they had, rounding would be
-larger than what most adapters add.
+A merged weight is computed in float64, rounded to float32 and then to its type: the one it had, if
+that is a float type. Block-quantized weights become Q8_0, unless their own type is asked for: in
+the few bits that they had, rounding may be larger than what an adapter adds.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Literal, get_args
 
 import numpy as np
-from numpy.typing import NDArray
 
-from rebar import _native
 from rebar.errors import InputError
 from rebar.graph.lora.folder import Adapter, LowRank
-from rebar.graph.lora.modules import Place
 from rebar.graph.weights.model_file import ModelFile, StoredTensor, WeightType
-from rebar.graph.weights.pack import pack, packed_nbytes
-from rebar.graph.weights.types import FORMATS
+from rebar.graph.weights.provenance import BASE, MERGED, TYPES, base_digest, merged_digests
+from rebar.graph.weights.recode import MadeTensor
+from rebar.graph.weights.values import F32, FLOATS
 
-MergeType = Literal["auto", "F32", "F16", "BF16", "Q8_0"]
-MERGED, BASE = "merged_adapters", "merged_base"  # in a file's provenance
-FLOATS: tuple[WeightType, ...] = ("F32", "F16", "BF16")
-F32 = NDArray[np.float32]
-Bytes = NDArray[np.uint8]
-
-
-def merged_digests(model: ModelFile) -> tuple[str, ...]:
-    """Digests of the adapters that are in a model's weights already."""
-    return tuple(str(model.provenance.get(MERGED) or "").split())
-
-
-def base_digest(model: ModelFile) -> str:
-    """What names a model whatever was merged into it: the digest of what it was converted from."""
-    return str(model.provenance.get(BASE) or model.provenance.get("source_sha256") or "")
+MergeType = Literal["auto", "same"] | WeightType
 
 
 def merged(model: ModelFile, adapter: Adapter, kind: MergeType = "auto") -> ModelFile:
     """The model with the adapter in its weights, computed as they are read. kind: type of the
-    weights that change. InputError for an adapter that is in there already, and for a type that
-    rows of this model do not fill.
+    weights that change; same: the one that each has; auto: that for floats, else Q8_0. InputError
+    for an adapter that is in there already, and for a type that rows of this model do not fill.
     """
     if adapter.digest in merged_digests(model):
         raise InputError(
@@ -52,116 +36,41 @@ def merged(model: ModelFile, adapter: Adapter, kind: MergeType = "auto") -> Mode
             param="adapter",
             code="merged_twice",
         )
-    if kind not in get_args(MergeType):
-        known = ", ".join(get_args(MergeType))
-        raise InputError(f"no type {kind!r}; --type is one of {known}.", param="type")
+    known = ("auto", "same", *get_args(WeightType))
+    if kind not in known:
+        raise InputError(f"no type {kind!r}; --type is one of {', '.join(known)}.", param="type")
     notes = {
         MERGED: " ".join((*merged_digests(model), adapter.digest)),
         BASE: base_digest(model),
     }
-    tensors = MergedTensors(model.tensors, adapter.parts, kind)
+    if kind != "auto":
+        notes[TYPES] = kind
+    tensors = dict(model.tensors)
+    for place, low in adapter.parts.items():
+        name = f"layers.{place.layer}.{place.part}.weight"
+        tensors[name] = MergedTensor(tensors[name], low, _due(kind, tensors[name].type))
     return replace(model, tensors=tensors, provenance={**model.provenance, **notes})
 
 
-def unmerged(model: ModelFile, base: ModelFile) -> ModelFile:
-    """The model before anything was merged into it: the weights of `base`, bit for bit. Nothing is
-    subtracted, for what was rounded does not come back. InputError for another base.
-    """
-    if not merged_digests(model):
-        raise InputError(f"{model.path} has no adapter in its weights. Use it as it is.")
-    if merged_digests(base) or base_digest(base) != base_digest(model):
-        raise InputError(
-            f"{base.path} is not what {model.path} was made from. Give the file that the adapter "
-            "was merged into.",
-            param="base",
-        )
-    return base
+def _due(kind: MergeType, own: WeightType) -> WeightType:
+    if kind == "same" or (kind == "auto" and own in FLOATS):
+        return own
+    return "Q8_0" if kind == "auto" else kind
 
 
-class MergedTensors(Mapping[str, StoredTensor]):
-    """A model's tensors; those that an adapter changes are made when their bytes are asked for."""
+class MergedTensor(MadeTensor):
+    """W + scale B A."""
 
-    def __init__(
-        self,
-        tensors: Mapping[str, StoredTensor],
-        parts: Mapping[Place, LowRank],
-        kind: MergeType,
-    ) -> None:
-        self._tensors, self._kind = tensors, kind
-        self._parts = {f"layers.{p.layer}.{p.part}.weight": low for p, low in parts.items()}
-
-    def __getitem__(self, name: str) -> StoredTensor:
-        tensor, low = self._tensors[name], self._parts.get(name)
-        return tensor if low is None else MergedTensor(tensor, low, self._kind)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._tensors)
-
-    def __len__(self) -> int:
-        return len(self._tensors)
-
-
-class MergedTensor(StoredTensor):
-    """One whose bytes, stored row by row, are made anew each time they are asked for."""
-
-    __slots__ = ("_low", "_tensor")
+    __slots__ = ("_low",)
     _low: LowRank
-    _tensor: StoredTensor
 
-    def __init__(self, tensor: StoredTensor, low: LowRank, kind: MergeType) -> None:
-        set_ = object.__setattr__
-        own: WeightType = tensor.type if tensor.type in FLOATS else "Q8_0"
-        due = own if kind == "auto" else kind
-        if tensor.shape[1] % FORMATS[due].block:
-            raise InputError(
-                f"{tensor.name} has rows of {tensor.shape[1]} values, which {due} cannot hold. "
-                "Choose --type F16.",
-                param="type",
-            )
-        values = {"name": tensor.name, "shape": tensor.shape, "type": due, "packed": False}
-        for name, value in (*values.items(), ("rows", None), ("_tensor", tensor), ("_low", low)):
-            set_(self, name, value)
+    def __init__(self, tensor: StoredTensor, low: LowRank, kind: WeightType) -> None:
+        super().__init__(tensor, kind)
+        object.__setattr__(self, "_low", low)
 
-    @property
-    def data(self) -> Bytes:
-        """The bytes, stored row by row."""
-        a, b = self._low.matrices()
-        values = dense(self._tensor).astype(np.float64)
-        values += self._low.scale * (b.astype(np.float64) @ a.astype(np.float64))
-        return encoded(self.type, values.astype(np.float32))
-
-
-def dense(tensor: StoredTensor) -> F32:
-    """The values of a matrix, stored or packed, in the order of its outputs."""
-    n, k = tensor.shape
-    tiles = tensor.data
-    if not tensor.packed:
-        tiles = np.empty(packed_nbytes(tensor.type, n, k), np.uint8)
-        pack(tensor, tiles)
-    return _native.unpack(FORMATS[tensor.type].native, tiles, n, k)
-
-
-def encoded(kind: WeightType, values: F32) -> Bytes:
-    """Rows of values as a file stores them, each rounded to nearest."""
-    if kind == "F32":
-        raw = values.astype("<f4")
-    elif kind == "F16":
-        raw = values.astype("<f2")
-    elif kind == "BF16":
-        bits = values.view(np.uint32)
-        raw = ((bits + np.uint32(0x7FFF) + (bits >> 16 & np.uint32(1))) >> 16).astype("<u2")
-    else:
-        return _q8_0(values)
-    return np.ascontiguousarray(raw).view(np.uint8).reshape(-1)
-
-
-def _q8_0(values: F32) -> Bytes:
-    """ggml's block: an f16 scale max|x| / 127 and 32 signed bytes."""
-    blocks = values.reshape(-1, 32)
-    scale = (np.abs(blocks).max(axis=1) / np.float32(127)).astype("<f2")
-    step = scale.astype(np.float32)[:, None]
-    quants = np.divide(blocks, step, out=np.zeros_like(blocks), where=step != 0)
-    out = np.empty((len(blocks), 34), np.uint8)
-    out[:, :2] = scale[:, None].view(np.uint8)
-    out[:, 2:] = np.clip(np.rint(quants), -127, 127).astype(np.int8).view(np.uint8)
-    return out.reshape(-1)
+    def _values(self) -> Iterator[F32]:
+        a, b = (m.astype(np.float64) for m in self._low.matrices())
+        more, at = self._low.scale * (b @ a), 0  # whole: a product's bits may depend on its shape
+        for values in super()._values():
+            yield (values + more[at : at + len(values)]).astype(np.float32)
+            at += len(values)

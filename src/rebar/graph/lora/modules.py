@@ -13,17 +13,10 @@ from functools import lru_cache
 
 from rebar.graph.models.adapted import PARTS
 from rebar.graph.models.config import DecoderConfig
+from rebar.graph.weights.hf_names import INSIDE
 
 ALL_LINEAR = "all-linear"
-INSIDE = {
-    "q": "self_attn.q_proj",
-    "k": "self_attn.k_proj",
-    "v": "self_attn.v_proj",
-    "out": "self_attn.o_proj",
-    "gate": "mlp.gate_proj",
-    "up": "mlp.up_proj",
-    "down": "mlp.down_proj",
-}
+_WITHIN = {part: module for module, part in INSIDE.items() if part in PARTS}
 # How a decoder inside a larger model is spelled (Gemma 3 with pictures, old and new).
 _SPELLINGS = ("model.", "model.language_model.", "language_model.model.")
 MAX_PATTERN = 1000  # characters
@@ -40,7 +33,7 @@ class Place:
 
 def module_of(layer: int, part: str) -> str:
     """The name of a module: model.layers.3.self_attn.q_proj."""
-    return f"model.layers.{layer}.{INSIDE[part]}"
+    return f"model.layers.{layer}.{_WITHIN[part]}"
 
 
 def modules(config: DecoderConfig) -> dict[str, Place]:
@@ -89,7 +82,9 @@ def targeted(
     exclude: str | Sequence[str] = (),
     layers: Sequence[int] | None = None,
 ) -> tuple[dict[str, Place], list[str]]:
-    """The modules that are meant, by name, and the targets that mean none. layers: only these."""
+    """The modules that are meant, by name, and the targets that mean none. layers: only these,
+    except for modules that a list names in full.
+    """
     everything = modules(config)
     if targets == ALL_LINEAR:
         means = dict(everything)
@@ -99,9 +94,15 @@ def targeted(
         unknown = [] if means else [targets]
     else:
         unknown = [t for t in targets if not any(names([t], name) for name in everything)]
+    whole = () if isinstance(targets, str) else targets
     kept = {
         name: place
         for name, place in means.items()
-        if not (exclude and names(exclude, name)) and (layers is None or place.layer in layers)
+        if not (exclude and names(exclude, name))
+        and (
+            layers is None
+            or place.layer in layers
+            or any(spelled in whole for spelled in spellings(name))
+        )
     }
     return kept, unknown

@@ -12,15 +12,14 @@ from collections.abc import Iterable, Iterator, Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from rebar import _native
 from rebar.errors import InputError, MemoryBudgetError
 from rebar.graph.lora.folder import Adapter
 from rebar.graph.lora.modules import Place
 from rebar.graph.models.adapted import PARTS, PRODUCTS, AdapterRoom, pair_bytes, slot_bytes
 from rebar.graph.models.config import DecoderConfig
-from rebar.hal import LoraPair, LoraTable, Matrix, Pool, WeightFormat
+from rebar.graph.parameters import fill, matrix, view
+from rebar.hal import LoraPair, LoraTable, Pool
 
-F32 = int(WeightFormat.F32)
 Tables = Mapping[tuple[int, str], LoraTable]  # by layer and product
 
 
@@ -56,7 +55,8 @@ class AdapterSlots:
         self._tables = tables
         nbytes = slot_bytes(config, room)
         self._memory = [
-            pool.allocate(nbytes, f"adapter {slot}").bytes()[:nbytes] for slot in range(room.slots)
+            pool.allocate(nbytes, f"adapter {slot}").bytes()[:nbytes].view(np.float32)
+            for slot in range(room.slots)
         ]
         self._free = list(range(room.slots - 1, -1, -1))
         self._products: dict[int, frozenset[str]] = {}
@@ -133,12 +133,10 @@ class AdapterSlots:
         scale: float,
     ) -> LoraPair:
         """A part's matrices in the slot's memory, as kernels read them."""
-        begins = self._offsets[place]
-        packed = [self._matrix(slot, at, values) for at, values in zip(begins, (a, b), strict=True)]
-        return LoraPair(packed[0], packed[1], scale)
-
-    def _matrix(self, slot: int, at: int, values: NDArray[np.float32]) -> Matrix:
-        n, k = values.shape
-        out = self._memory[slot][at : at + _native.packed_nbytes(F32, n, k)]
-        _native.pack(F32, np.ascontiguousarray(values).view(np.uint8).reshape(-1), n, k, None, out)
-        return Matrix(out, WeightFormat.F32, n, k)
+        first, second = (
+            matrix(view(self._memory[slot], at // 4, values.shape))
+            for at, values in zip(self._offsets[place], (a, b), strict=True)
+        )
+        fill(first, a)
+        fill(second, b)
+        return LoraPair(first, second, scale)

@@ -7,7 +7,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from hashlib import blake2b
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +15,7 @@ from rebar.errors import InputError
 from rebar.graph.lora.modules import ALL_LINEAR, Place, targeted
 from rebar.graph.models.adapted import MAX_RANK, part_shape
 from rebar.graph.models.config import DecoderConfig
+from rebar.graph.named_random import random_of
 
 F32 = NDArray[np.float32]
 
@@ -91,8 +91,7 @@ def initial(name: str, shape: tuple[int, int], seed: int) -> F32:
     """
     if name.endswith("lora_B.weight"):
         return np.zeros(shape, np.float32)
-    key = blake2b(f"{seed} {name}".encode(), digest_size=16).digest()
-    words = np.random.Philox(key=np.frombuffer(key, "<u8")).random_raw(math.prod(shape))
+    words = random_of(seed, name).random_raw(math.prod(shape))
     unit = (words >> np.uint64(40)).astype(np.float64) * 2.0**-24
     bound = shape[1] ** -0.5
     numbers: F32 = ((2.0 * unit - 1.0) * bound).astype(np.float32)

@@ -11,8 +11,8 @@ from rebar.graph.lora.spec import LoraSpec, initial, lora_shapes, matrix_names
 from rebar.graph.models.adapted import PRODUCTS, AdapterRoom
 from rebar.graph.models.config import DecoderConfig
 from rebar.graph.nodes_lora import TRAINED
-from rebar.graph.parameters import Parameters, ParameterShape, fill
-from rebar.hal import LoraPair, LoraTable, Matrix, Vector
+from rebar.graph.parameters import Parameters, ParameterShape, fill, matrix
+from rebar.hal import LoraPair, LoraTable
 
 
 def trained_room(config: DecoderConfig, spec: LoraSpec) -> AdapterRoom:
@@ -43,13 +43,7 @@ def bind_trained(
             names = matrix_names(module_of(layer, part))
             if names[0] in parameters:
                 a, b = (parameters[name] for name in names)
-                table.put(TRAINED, i, LoraPair(packed(a.value), packed(b.value), scale))
-                learns.put(TRAINED, i, LoraPair(packed(a.gradient), packed(b.gradient), scale))
+                table.put(TRAINED, i, LoraPair(matrix(a.value), matrix(b.value), scale))
+                learns.put(TRAINED, i, LoraPair(matrix(a.gradient), matrix(b.gradient), scale))
         gradients[layer, product] = learns
     return gradients
-
-
-def packed(value: Matrix | Vector) -> Matrix:
-    """An adapter's parameter, which is a matrix."""
-    assert isinstance(value, Matrix)
-    return value

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from hashlib import blake2b
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rebar.graph.models.config import DecoderConfig
+from rebar.graph.named_random import random_of
 from rebar.graph.parameters import Parameters, shape_of
 from rebar.graph.weights.hf_names import namer
 from rebar.graph.weights.layout import frozen, tensor_shapes
@@ -38,8 +38,7 @@ def first_values(config: DecoderConfig, name: str, shape: tuple[int, ...], seed:
     """Where one tensor begins."""
     if len(shape) == 1:
         return np.full(shape, 0.0 if name.endswith(".bias") else 1.0, np.float32)
-    key = blake2b(f"{seed} {name}".encode(), digest_size=16).digest()
-    random = np.random.Generator(np.random.Philox(key=np.frombuffer(key, "<u8")))
+    random = np.random.Generator(random_of(seed, name))
     adds = name.endswith((".out.weight", ".down.weight"))
     spread = SPREAD / math.sqrt(2 * config.layers) if adds else SPREAD
     return np.float32(spread) * random.standard_normal(shape, dtype=np.float32)

@@ -19,7 +19,15 @@ from rebar.graph.weights.hf_names import OUTSIDE, inside, namer
 from rebar.graph.weights.hf_tokenizer import read_hf_tokenizer, read_template
 from rebar.graph.weights.layout import check_config, check_tensors, frozen, vector_as_f32
 from rebar.graph.weights.model_file import ModelFile, StoredTensor
-from rebar.graph.weights.safetensors import FloatTensor, Tensors, read_folder, same_values
+from rebar.graph.weights.provenance import BASE, MERGED
+from rebar.graph.weights.safetensors import (
+    SINGLE,
+    FloatTensor,
+    Tensors,
+    read_folder,
+    read_notes,
+    same_values,
+)
 from rebar.graph.weights.types import FORMATS
 
 _LAYER = re.compile(r"model\.layers\.(0|[1-9][0-9]{0,5})\.([a-z_.]+)\.(weight|bias)", re.ASCII)
@@ -50,8 +58,14 @@ def open_hf_folder(folder: Path) -> ModelFile:
         tokenizer=read_hf_tokenizer(folder, hf, config.vocab_size),
         chat_template=read_template(folder),
         name=folder.resolve().name,
-        provenance={"format": "safetensors"},
+        provenance={"format": "safetensors"} | _notes(folder),
     )
+
+
+def _notes(folder: Path) -> dict[str, str]:
+    """Of a folder that was written here: what has been merged into its weights."""
+    notes = read_notes(folder / SINGLE) if (folder / SINGLE).exists() else {}
+    return {name: notes[name] for name in (MERGED, BASE) if name in notes}
 
 
 def _canonical(stored: Tensors, config: DecoderConfig) -> dict[str, FloatTensor]:

@@ -29,10 +29,11 @@ from rebar.hal.files import read_bounded
 
 _LETTERS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|"
 _REST = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-_PATTERNS = {
-    _LETTERS + r"\p{N}" + _REST: "qwen2",
-    _LETTERS + r"\p{N}{1,3}" + _REST: "llama-bpe",
+SPLITS = {
+    "qwen2": _LETTERS + r"\p{N}" + _REST,
+    "llama-bpe": _LETTERS + r"\p{N}{1,3}" + _REST,
 }
+_NAMES = {pattern: name for name, pattern in SPLITS.items()}
 _BYTE_TOKEN = re.compile(r"<0x[0-9A-F]{2}>")
 MAX_TEMPLATE_BYTES = 1 << 24
 _UNRANKED = -1000.0  # below every merge: what GGUF files give tokens that no merge makes
@@ -230,8 +231,8 @@ def _pre(file: TokenizerFile, where: str) -> str:
     if kinds == ["Split", "ByteLevel"] and not own_regex and plain:
         pattern = parts[0].get("pattern")
         regex = pattern.get("Regex") if isinstance(pattern, dict) else None
-        if isinstance(regex, str) and regex in _PATTERNS and parts[0].get("behavior") == "Isolated":
-            return _PATTERNS[regex]
+        if isinstance(regex, str) and regex in _NAMES and parts[0].get("behavior") == "Isolated":
+            return _NAMES[regex]
     raise _unknown_pipeline(where, "pre-tokenizer", file.pre_tokenizer)
 
 

@@ -10,6 +10,34 @@ from rebar.graph.weights.model_file import ModelFile, Progress
 from rebar.graph.weights.rebar_format import ProvenanceValue
 
 _CHUNK = 1 << 22
+MERGED, BASE = "merged_adapters", "merged_base"  # what is in a model's weights, and what was before
+TYPES = "matrix_types"  # that matrices were given, where they do not have those of the source
+
+
+def merged_digests(model: ModelFile) -> tuple[str, ...]:
+    """Digests of the adapters that are in a model's weights already."""
+    return tuple(str(model.provenance.get(MERGED) or "").split())
+
+
+def base_digest(model: ModelFile) -> str:
+    """What names a model whatever was merged into it: the digest of what it was converted from."""
+    return str(model.provenance.get(BASE) or model.provenance.get("source_sha256") or "")
+
+
+def weights_digest(model: ModelFile) -> str:
+    """What names the weights as they are: the source, what was merged, in which types. "" for a
+    model whose source is not known, as one of our own training.
+    """
+    if not (base := base_digest(model)):
+        return ""
+    changes = (str(model.provenance.get(name) or "") for name in (MERGED, TYPES))
+    return hashlib.sha256("\n".join((base, *changes)).encode()).hexdigest()
+
+
+def merged_notes(model: ModelFile) -> dict[str, str]:
+    """What of the provenance stays true however the weights are written, or trained on."""
+    notes = ((name, model.provenance.get(name)) for name in (MERGED, BASE))
+    return {name: str(value) for name, value in notes if value}
 
 
 def provenance_of(
@@ -31,6 +59,7 @@ def provenance_of(
         "license": str(model.provenance.get("license", "")),
         "tool": tool,
         "converted": moment.isoformat(timespec="seconds"),
+        **merged_notes(model),
     }
 
 

@@ -133,6 +133,14 @@ def decode(data: memoryview, layout: int, where: str, form: type[H]) -> tuple[H,
     return _decoded(body, form, where), start
 
 
+def decode_any(data: memoryview, layout: int, where: str) -> tuple[AnyHeader, int]:
+    """As decode, of a model of any kind."""
+    body, start = _checked(data, layout, where)
+    forms: dict[str, type[AnyHeader]] = {f.KIND: f for f in (Header, ClassifierHeader)}
+    kind = _decoded(body, _Kind, where).kind
+    return _decoded(body, forms.get(kind, Header), where), start
+
+
 def kind_of(data: memoryview, layout: int, where: str) -> str:
     """ "decoder" or "classifier". Raises as decode does."""
     return _decoded(_checked(data, layout, where)[0], _Kind, where).kind

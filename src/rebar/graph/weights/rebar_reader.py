@@ -19,12 +19,11 @@ from rebar.graph.weights.pack import LAYOUT_VERSION, final_nbytes, is_matrix
 from rebar.graph.weights.rebar_format import (
     TENSOR_ALIGNMENT,
     AnyHeader,
-    ClassifierHeader,
     Header,
     Span,
     TensorEntry,
     decode,
-    kind_of,
+    decode_any,
 )
 from rebar.hal.files import MappedFile
 
@@ -106,7 +105,8 @@ def verify_digests(path: Path, progress: Progress | None = None) -> int:
     naming the first that differs.
     """
     file = MappedFile(path)
-    spans, start = _spans(file, str(path))
+    header, start = decode_any(file.buffer(), LAYOUT_VERSION, str(path))
+    spans = header.spans
     total, done = sum(span.nbytes for _, span in spans), 0
     for name, span in spans:
         if _digest(_bytes(file, start, span)) != span.sha256:
@@ -115,15 +115,6 @@ def verify_digests(path: Path, progress: Progress | None = None) -> int:
         if progress is not None:
             progress(name, done, total)
     return done
-
-
-def _spans(file: MappedFile, where: str) -> tuple[list[tuple[str, Span]], int]:
-    """What stands in the data of a model of any kind, and where the data begins."""
-    if kind_of(file.buffer(), LAYOUT_VERSION, where) == ClassifierHeader.KIND:
-        classifier, start = decode(file.buffer(), LAYOUT_VERSION, where, ClassifierHeader)
-        return classifier.spans, start
-    header, start = decode(file.buffer(), LAYOUT_VERSION, where, Header)
-    return header.spans, start
 
 
 def _digest(data: NDArray[np.uint8]) -> str:

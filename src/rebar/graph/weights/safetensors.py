@@ -119,6 +119,15 @@ def read_safetensors(path: Path) -> dict[str, FloatTensor]:
     return {name: _tensor(file, start, name, entry) for name, entry in entries.items()}
 
 
+def read_notes(path: Path) -> dict[str, str]:
+    """A file's free metadata; nothing where it is not as it must be."""
+    raw = _header(MappedFile(path))[0].get("__metadata__", msgspec.Raw(b"{}"))
+    try:
+        return msgspec.json.decode(raw, type=dict[str, str])
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, ValueError):
+        return {}
+
+
 def _header(file: MappedFile) -> tuple[dict[str, msgspec.Raw], int]:
     if file.nbytes < 8:
         raise _corrupt(file.path, f"{file.nbytes} bytes cannot hold a header")

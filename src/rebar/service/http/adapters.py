@@ -11,11 +11,12 @@ from typing import Literal, TypeVar
 import msgspec
 from fastapi import Request, Response
 
-from rebar.errors import InputError, ModelFileError, ModelNameError
+from rebar.errors import InputError, ModelFileError
 from rebar.service.adapter_book import NAME_TAKEN, AdapterBook, TakenAdapter
 from rebar.service.body import decode_body
 from rebar.service.http.describe import describe_model
 from rebar.service.http.errors import HttpError
+from rebar.service.http.middleware import record_of
 from rebar.service.http.reading import read_body
 from rebar.service.router import ServiceRouter
 from rebar.service.validator import refuse_unsupported
@@ -58,6 +59,7 @@ class AdapterRoutes:
                 if error.code == NAME_TAKEN:
                     raise HttpError(409, str(error), NAME_TAKEN) from None
                 raise
+        record_of(request.scope).notes["adapter"] = adapter.name
         return _json(describe_model(service, adapter))
 
     async def unload(self, request: Request) -> Response:
@@ -65,16 +67,12 @@ class AdapterRoutes:
         202.
         """
         body = await _body(request, UnloadAdapterBody)
-        for service in self._router.services:
-            if service.adapters.get(body.lora_name) is not None:
-                adapter = service.adapters.unload(body.lora_name)
-                left = service.adapters.open_choices(adapter)
-                return _json(UnloadedAdapter(adapter.name, left), 202 if left else 200)
-        raise ModelNameError(
-            f"No adapter {body.lora_name[:200]!r} is loaded. GET /v1/models lists those that are.",
-            param="lora_name",
-            code="adapter_not_found",
-        )
+        books = [service.adapters for service in self._router.services]
+        book = next((b for b in books if b.get(body.lora_name) is not None), books[0])
+        adapter = book.unload(body.lora_name)
+        left = book.open_choices(adapter)
+        record_of(request.scope).notes.update(adapter=adapter.name, open=left)
+        return _json(UnloadedAdapter(adapter.name, left), 202 if left else 200)
 
 
 def _take(book: AdapterBook, body: LoadAdapterBody) -> TakenAdapter:

@@ -66,9 +66,10 @@ class EmbeddingRoutes:
 
         service, job = await self._off_loop.run(len(raw), validate)
         job = with_urgency(job, request.headers, record.started)
-        record.notes.update(prompt_tokens=job.prompt_tokens, inputs=len(job.packets))
+        counts = {"prompt_tokens": job.prompt_tokens, "inputs": len(job.packets)}
+        record.notes.update(counts, model=job.model)
         vectors = await until_disconnect(
-            request.receive, vectors_of(service, job.packets, record.started)
+            request.receive, vectors_of(service, job.model, job.packets, record.started)
         )
         answer = await self._off_loop.run(len(vectors) * 4096, lambda: answer_of(job, vectors))
         return Response(answer, media_type="application/json")

@@ -92,8 +92,8 @@ class Generating:
         record = record_of(request.scope)
         exchange, service, job = await self._validated(request, kind)
         job = with_urgency(job, request.headers, record.started)
-        record.notes.update(prompt_tokens=job.prompt_tokens, n=job.n)
-        choices, stream = Choices(job), service.submit(job.packets, record.started)
+        record.notes.update(model=job.model, prompt_tokens=job.prompt_tokens, n=job.n)
+        choices, stream = Choices(job), service.submit(job.packets, record.started, job.model)
         answer: Response | None = None
         try:
             answer = await self._answer(request, service, exchange, choices, stream)

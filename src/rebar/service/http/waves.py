@@ -15,16 +15,18 @@ ROOM_SECONDS = 0.05
 
 
 async def vectors_of(
-    service: ModelService, packets: list[RequestPacket], started: float
+    service: ModelService, model: str, packets: list[RequestPacket], started: float
 ) -> list[bytes]:
-    """The vectors of all inputs, in order. Raises the error of the first that failed."""
+    """The vectors of all inputs, in order. model: as `submit` takes it. Raises the error of the
+    first that failed.
+    """
     wave = min(WAVE, service.model.limits.max_open)
     vectors: list[bytes] = []
     for begin in range(0, len(packets), wave):
         inputs = packets[begin : begin + wave]
         if begin:
             await _room(service, inputs)
-        vectors += await _wave(service, inputs, started)
+        vectors += await _wave(service, model, inputs, started)
     return vectors
 
 
@@ -36,8 +38,10 @@ async def _room(service: ModelService, packets: list[RequestPacket]) -> None:
         await asyncio.sleep(ROOM_SECONDS)
 
 
-async def _wave(service: ModelService, packets: list[RequestPacket], started: float) -> list[bytes]:
-    stream = service.submit(packets, started)
+async def _wave(
+    service: ModelService, model: str, packets: list[RequestPacket], started: float
+) -> list[bytes]:
+    stream = service.submit(packets, started, model)
     found: dict[int, bytes] = {}
     try:
         while not stream.done:
