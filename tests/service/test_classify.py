@@ -19,10 +19,12 @@ import pytest
 from numpy.typing import NDArray
 
 from rebar.graph.classifier import ClassifierOptions, load_classifier
+from rebar.graph.models.image_config import ConvNetConfig
 from rebar.graph.weights.classifier import open_classifier
-from rebar.service.classify_request import MAX_IMAGES
+from rebar.service.classify_request import MAX_IMAGES, MAX_VALUES, classify_job
 from rebar.service.http import classify
 from rebar.service.http.lifecycle import TimeLimits
+from rebar.service.http.off_loop import INLINE_BYTES
 from rebar.service.http.waves import WAVE
 from tests.service.classifying import (
     Gate,
@@ -186,6 +188,32 @@ def test_bodies_that_are_none(shapes: Client, kind: str) -> None:
 
 def test_a_body_that_is_too_large_is_refused(shapes: Client) -> None:
     assert ask(shapes, ["A" * (5 << 20)]).status_code == 413
+
+
+def test_few_bytes_of_large_pictures_hold_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A black picture of 64 x 128 is a hundred bytes, one of 1024 x 1024 in colours four thousand.
+    By these a request was judged, unpacked in the loop that all clients share, and let in: 1,024
+    such pictures in 4 MB were 12 GB, and half an hour of a lock.
+    """
+    threads: list[str] = []
+
+    def noted(*given: Any) -> Any:
+        threads.append(threading.current_thread().name)
+        return classify_job(*given)
+
+    monkeypatch.setattr(classify, "classify_job", noted)
+    most = MAX_VALUES // (64 * 128)
+    config = ConvNetConfig(64, 128, 1, LABELS)
+    image = encoded(gray_png(np.zeros((64, 128), np.uint8)))
+    with classifying(scripted_images(ScriptedImages(), max_waiting=999, config=config)) as client:
+        answer = ask(client, [image] * 8)
+        assert len(answer.request.content) < INLINE_BYTES
+        said(answer)
+        assert threads[-1].startswith("rebar-text")
+        said(ask(client, [image] * (most)))
+        refusal = ask(client, [image] * (most + 1))
+        assert refusal.status_code == 400
+        assert f"Send 1 to {most} of this model's size" in refusal.text
 
 
 def test_each_kind_of_model_has_its_paths(path: Path) -> None:
