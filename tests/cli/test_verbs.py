@@ -302,6 +302,22 @@ def test_matrices_take_other_types(model: str, tmp_path: Path, capsys: Capture) 
     assert "--types-of goes with --as rebar" in capsys.readouterr().err
 
 
+def test_an_adapter_is_no_model_but_can_be_looked_at(
+    model: str, tmp_path: Path, capsys: Capture
+) -> None:
+    """Given as MODEL it was "config.json cannot be opened", with nothing about what it is."""
+    folder = str(tiny_adapter(tmp_path / "adapter", tiny_config(), r=4, lora_alpha=6))
+    facts = told(capsys, "inspect", folder, "--json")
+    assert (facts["rank"], facts["scale"], facts["modules"]) == (4, 1.5, 14)
+    assert (facts["base"], facts["trained_on"], len(facts["digest"])) == ("tiny", "", 64)
+    assert main(["inspect", folder]) == 0
+    assert "q_proj, k_proj" in capsys.readouterr().out
+    swapped = (["merge", folder, model, "x.rebar"], ["convert", folder, "x.rebar"])
+    for verb in (*swapped, ["generate", "ab", "--model", folder]):
+        assert main(verb) == 2
+        assert "is an adapter, and no model. Give the model" in capsys.readouterr().err
+
+
 def test_generate_takes_an_adapter(model: str, tmp_path: Path, capsys: Capture) -> None:
     folder = str(tiny_adapter(tmp_path / "adapter", tiny_config(), r=4))
     flags = ["--model", model, "--max-tokens", "8", "--temperature", "0", "--json"]
