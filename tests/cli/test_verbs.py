@@ -216,6 +216,12 @@ def test_merge_writes_a_model_that_answers_as_its_adapter(
     target = str(tmp_path / "merged.rebar")
     made = told(capsys, "merge", model, adapter, target, "--json")
     assert (made["changed"], made["scale"]) == ("14 matrices", "1.5")
+    assert made["rounding"] == "0.00% of what the adapter adds"
+    assert main(["merge", model, adapter, str(tmp_path / "q4.rebar"), "--type", "Q4_0"]) == 0
+    assert "Rounding takes" not in capsys.readouterr().err  # of a large adapter
+    small = str(tiny_adapter(tmp_path / "small", tiny_config(), r=4, size=0.01))
+    assert main(["merge", model, small, str(tmp_path / "q4s.rebar"), "--type", "Q4_0"]) == 0
+    assert "Choose --type auto or a float type" in capsys.readouterr().err
     assert main(["merge", model, adapter, target]) == 2
     assert "--force" in capsys.readouterr().err
     assert main(["merge", target, adapter, str(tmp_path / "twice.rebar")]) == 2
