@@ -291,6 +291,24 @@ def test_a_model_is_made_from_nothing(tmp_path: Path, capsys: Capture) -> None:
     assert told(capsys, "inspect", done["model"], "--json")[0]
 
 
+def test_a_vocabulary_is_learned_from_documents_without_the_json_around_them(
+    tmp_path: Path, capsys: Capture
+) -> None:
+    """It was learned from the bytes of the file: its first tokens were `{"text": "` and escapes."""
+    text = "Mrs. Bennet was delighted.\nMr. Bennet was not.\n"
+    (tmp_path / "a.txt").write_text(text * 9)
+    (tmp_path / "a.jsonl").write_text((json.dumps({"text": text}) + "\n") * 9)
+    shown = []
+    for name in ("a.txt", "a.jsonl"):
+        out = tmp_path / f"{name}-out"
+        words = ["train", str(tmp_path / name), "--out", str(out), "--tokenizer", "bpe:280"]
+        words += ["--width", "32", "--heads", "2", "--kv-heads", "1", "--layers", "1", *ALONE]
+        words += ["--mlp-width", "32", "--context", "16", "--steps", "1", "--eval-split", "0.4"]
+        done, _ = told(capsys, *words)
+        shown.append(told(capsys, "tokenize", text, "--model", done["model"], "--json")[0])
+    assert shown[0] == shown[1]
+
+
 def test_a_text_too_short_to_hold_out_is_told(tmp_path: Path, capsys: Capture) -> None:
     """Three letters ended in a ValueError of NumPy and the advice to see a doctor."""
     (tmp_path / "t.txt").write_text("abc")

@@ -65,6 +65,7 @@ def test_a_narrow_terminal_gets_one_line() -> None:
     assert said == "step 9999/10000  loss 3.2500  12,345 tokens/s  987.6 MB  2:46:40 left"
     assert len(said) + SHORT_BAR + 1 <= 80
     assert "rate 0.00013" in words(record(1, None), None)
+    assert "  12,345 images/s  " in words(record(1, None), None, "images")
 
 
 def test_elsewhere_than_on_a_terminal_there_are_lines(capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,20 +6,24 @@ an Embed over ids 0, 1, 2 .., whose matrix is a parameter like any other.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rebar.graph.backward import Recompute, Scheduler
+from rebar.graph.gradients import Trained
 from rebar.graph.graph import Graph
 from rebar.graph.parameters import Parameters, ParameterShape, fill
 from rebar.graph.tensor import Tensor
 from rebar.graph.training import TrainingProgram, plan_arena
-from rebar.hal import DeviceManager, Domain, Matrix, Operand, Vector
+from rebar.hal import DeviceManager, Domain, LoraPair, LoraTable, Matrix, Operand, Vector
 from rebar.hal.ref import WideBackend
 from tests.graph.harness import F32, Call, open_device
+
+Tables = Callable[[Parameters], tuple[Mapping[Tensor, LoraTable], Mapping[Tensor, LoraTable]]]
+"""Tables of adapters made of parameters, and those of their gradients, by the tensor they are."""
 
 
 @dataclass
@@ -30,10 +34,11 @@ class Opened:
     program: TrainingProgram
     parameters: Parameters
     call: Call
+    stride: int
 
     def run(self, weights: NDArray[np.floating]) -> F32:
         """Forward and backward with the output's gradient; the parameters' gradients, flat."""
-        step = self.call.step()
+        step = self.call.step(self.stride)
         self.parameters.zero_gradients()
         self.program.weights.data[: len(weights)] = weights
         self.program.forward(step)
@@ -49,8 +54,11 @@ def opened(
     call: Call,
     device: str,
     recompute: Recompute = "none",
+    tables: Tables | None = None,
 ) -> Opened:
-    """Everything `out` needs, placed and recorded."""
+    """Everything `out` needs, placed and recorded. tables: of what is trained as adapters, which no
+    node reads by itself.
+    """
     manager = open_device(device)
     shapes = [ParameterShape(t.name, v.shape, decay=True) for t, v in trained.items()]
     parameters = Parameters(
@@ -59,13 +67,23 @@ def opened(
     for t, values in trained.items():
         fill(parameters[t.name].value, values)
     bound = dict(frozen) | {t: parameters[t.name].value for t in trained}
-    gradients = {t: parameters[t.name].gradient for t in trained}
-    limits = call.limits(positions=64)
+    read = {t for node in graph.order for t in node.inputs}
+    gradients: dict[Tensor, Trained] = {
+        t: parameters[t.name].gradient for t in trained if t in read
+    }
+    if tables is not None:
+        values_of, gradients_of = tables(parameters)
+        bound |= values_of
+        gradients |= gradients_of
+    stride = max(4, *(-(-(first + count) // 16) for first, count, _ in call.sequences))
+    blocks = 1 + max(block for *_, those in call.sequences for block in those)
+    limits = call.limits(max(64, call.rows), blocks, 16 * stride)
     scheduler = Scheduler(graph, out, limits, bound, gradients)
     plan = plan_arena(scheduler, recompute)
     arena = manager.create_pool("arena", plan.nbytes + 4096).allocate(plan.nbytes, "test")
     arena.bytes()[:] = 0x7F  # what was never written must never matter
-    return Opened(manager, TrainingProgram(manager, scheduler, plan, arena, {}), parameters, call)
+    program = TrainingProgram(manager, scheduler, plan, arena, {})
+    return Opened(manager, program, parameters, call, stride)
 
 
 def check(
@@ -75,6 +93,7 @@ def check(
     frozen: Mapping[Tensor, Operand] | None = None,
     call: Call | None = None,
     seed: int = 0,
+    tables: Tables | None = None,
 ) -> None:
     """Compares, for each trained tensor, along one random direction.
 
@@ -83,7 +102,7 @@ def check(
     do.
     """
     call = call or Call()
-    model = opened(graph, out, trained, frozen or {}, call, "ref64")
+    model = opened(graph, out, trained, frozen or {}, call, "ref64", tables=tables)
     backend = model.device.backend
     assert isinstance(backend, WideBackend)
     memory, random, h = backend.memory, np.random.default_rng(seed), 1e-5
@@ -93,7 +112,7 @@ def check(
     gradients = {p.name: memory.wide(_flat(p.gradient)).copy() for p in model.parameters}
 
     def loss() -> float:
-        model.program.forward(call.step())
+        model.program.forward(call.step(model.stride))
         return float((memory.wide(model.program.losses.data[:count]) * weights).sum())
 
     for parameter in model.parameters:
@@ -112,3 +131,25 @@ def check(
 
 def _flat(value: Matrix | Vector) -> F32:
     return value.data.view(np.float32) if isinstance(value, Matrix) else value.data
+
+
+def one_adapter(table: Tensor, parts: Mapping[int, tuple[str, str]], scale: float) -> Tables:
+    """Tables whose slot 0 has an A and a B, by name, for some parts of a product."""
+    _, rank, k, *widths = (int(size) for size in table.shape)
+
+    def tables(
+        parameters: Parameters,
+    ) -> tuple[Mapping[Tensor, LoraTable], Mapping[Tensor, LoraTable]]:
+        values, gradients = (LoraTable(1, k, tuple(widths), rank) for _ in range(2))
+        for part, names in parts.items():
+            a, b = (parameters[name] for name in names)
+            values.put(0, part, LoraPair(_matrix(a.value), _matrix(b.value), scale))
+            gradients.put(0, part, LoraPair(_matrix(a.gradient), _matrix(b.gradient), scale))
+        return {table: values}, {table: gradients}
+
+    return tables
+
+
+def _matrix(value: Matrix | Vector) -> Matrix:
+    assert isinstance(value, Matrix)
+    return value

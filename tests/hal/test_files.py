@@ -7,6 +7,9 @@ import gc
 import mmap
 import multiprocessing
 import os
+import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -263,3 +266,76 @@ def test_memory_that_is_no_file_is_never_dropped() -> None:
     drop_pages(own[10:])
     assert (block == 7).all()
     assert (own == 9).all()
+
+
+READER = """
+import os, sys
+from pathlib import Path
+from rebar.hal.files import MappedFile
+file = MappedFile(Path(sys.argv[1]))
+if "survive" in sys.argv:
+    file.survive_cuts()
+os.truncate(file.path, 5000)
+print(int(file.data[5000:].sum()), int(file.data[:5000].sum()), flush=True)
+file.check_whole()
+"""
+
+
+@pytest.mark.parametrize("words", [(), ("survive",)])
+def test_a_file_cut_by_others_ends_only_who_did_not_expect_it(
+    path: Path, words: tuple[str, ...]
+) -> None:
+    """A data set that was written anew in place ended the run that read it by a signal, without a
+    word. Zeros in weights would be worse than that end, so it is for those who ask.
+    """
+    sums = f"0 {sum(path.read_bytes()[:5000])}\n"
+    command = [sys.executable, "-c", READER, str(path), *words]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    if words:
+        assert (done.returncode, done.stdout) == (1, sums)
+        assert "changed while it was in use" in done.stderr
+    else:
+        assert (done.returncode, done.stdout) == (-signal.SIGBUS, "")
+
+
+def test_a_cut_is_told_before_and_after_it_is_read(path: Path) -> None:
+    file = MappedFile(path)
+    file.survive_cuts()
+    file.survive_cuts()  # twice is no more
+    file.check_whole()
+    content = path.read_bytes()
+    os.truncate(path, 100)
+    with pytest.raises(CorruptFileError, match="changed"):
+        file.check_whole()
+    assert not file.data[mmap.PAGESIZE :].any()
+    path.write_bytes(content)
+    with pytest.raises(CorruptFileError, match="changed"):  # zeros stay where they were read
+        file.check_whole()
+    assert not file.data[mmap.PAGESIZE :].any()
+    file.close()
+    file.check_whole()
+    again = MappedFile(path)
+    again.survive_cuts()
+    again.check_whole()
+    assert bytes(again.data) == content
+
+
+def test_guards_go_with_their_mappings(path: Path) -> None:
+    """There are 4,096 at a time."""
+    for _ in range(5000):
+        file = MappedFile(path)
+        file.survive_cuts()
+        assert file._guard is not None
+
+
+def test_whether_the_mapped_file_was_written_to(path: Path) -> None:
+    file = MappedFile(path)
+    assert not file.rewritten()
+    other = path.with_name("y")
+    other.write_bytes(b"else")
+    os.utime(path, ns=(0, 7))
+    assert file.rewritten()
+    other.rename(path)
+    assert not file.rewritten(), "another file under its name: the mapped one has nobody else"
+    path.unlink()
+    assert not file.rewritten()

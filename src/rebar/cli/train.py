@@ -126,13 +126,15 @@ def train(
 def _vocabulary(text: Path, wanted: str, *, offline: bool) -> bytes:
     """The tables of the tokenizer that --tokenizer means."""
     from rebar.cli.models import open_named
+    from rebar.cli.settings import places
+    from rebar.dataflow.data.open import texts_in
     from rebar.dataflow.text import build_vocabulary
     from rebar.dataflow.text.learn_bpe import learn_bpe
 
     kind, _, size = wanted.partition(":")
     if wanted == "bytes" or (kind == "bpe" and size.isdigit()):
         try:
-            words = text.read_text(encoding="utf-8") if kind == "bpe" else ""
+            words = "\n".join(texts_in(text, places().cache)) if kind == "bpe" else ""
         except (OSError, UnicodeDecodeError) as error:
             raise InputError(f"{text} cannot be read as UTF-8: {error}. Check the file.") from error
         return build_vocabulary(learn_bpe(words, int(size or 257)))

@@ -154,7 +154,7 @@ class Run:
         if self.plan is not None:
             pools = {entry.pool: entry.nbytes for entry in self.plan.entries}
             facts = dict(facts) | {"recompute": self.plan.recompute, "planned_bytes": pools}
-        shown = Display(self.speaks)
+        shown = Display(self.speaks, self.flags.units)
         trainer = self._trainer(learner, source, held_out, usual_rate, facts, shown)
         begun, first = time.perf_counter(), trainer.progress.step
         self._write("start", {"step": first} | dict(facts) | {"rate": trainer.schedule.rate})
@@ -166,7 +166,8 @@ class Run:
                 shown.step(last)
                 self._evaluated(shown, last.step, last.evaluation)
         before = None if first else before
-        done = _summary(trainer, first, before, last, time.perf_counter() - begun)
+        done = _summary(trainer, before, last, self.flags.units)
+        done |= _times(time.perf_counter() - begun, trainer.progress.step - first)
         self._write("end", done)
         if self.speaks and last is not None:
             done["plot"] = str(draw(self.folder, title))
@@ -330,13 +331,11 @@ def _facts(record: StepRecord) -> dict[str, Any]:
 
 def _summary(
     trainer: Trainer[Any],
-    first: int,
     before: float | None,
     last: StepRecord | None,
-    seconds: float,
+    units: str,
 ) -> dict[str, Any]:
     progress = trainer.progress
-    made = progress.step - first
     facts: dict[str, Any] = {"steps": progress.step}
     if before is not None:
         facts["held_out_loss_before"] = round(before, 4)
@@ -344,11 +343,12 @@ def _summary(
         facts |= {"held_out_loss_best": round(progress.best, 4), "best_step": progress.best_step}
     if last is not None:
         facts |= {"loss": round(last.loss, 4), "peak_rss": format_size(last.peak_rss)}
-    facts |= {"learned_tokens": progress.tokens, "skipped_samples": progress.skipped}
-    facts |= {"seconds": round(seconds, 2)}
-    if made:
-        facts["seconds_a_step"] = round(seconds / made, 3)
-    return facts
+    return facts | {f"learned_{units}": progress.tokens, "skipped_samples": progress.skipped}
+
+
+def _times(seconds: float, steps: int) -> dict[str, float]:
+    each = {"seconds_a_step": round(seconds / steps, 3)} if steps else {}
+    return {"seconds": round(seconds, 2)} | each
 
 
 @contextmanager

@@ -14,6 +14,7 @@ import mmap
 import os
 import stat
 import tempfile
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Literal
@@ -21,6 +22,7 @@ from typing import IO, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from rebar import _native
 from rebar.errors import CorruptFileError, MissingFileError, ModelFileError
 
 Advice = Literal["sequential", "random", "willneed", "dontneed"]
@@ -81,9 +83,9 @@ class MappedFile:
 
     Attributes: path; nbytes, the size measured at opening; address of byte 0; data, a read-only
     uint8 view of everything. Raises MissingFileError (absent, a folder, a pipe, empty, no
-    permission) and CorruptFileError (size changed while opening). The operating system offers no
-    mapping that survives another process cutting the file short: replace model files by renaming a
-    new one over them, as `write_whole` does; the mapping then keeps the old file.
+    permission) and CorruptFileError (size changed while opening). Another process that cuts the
+    file short ends this one when it reads there, but for `survive_cuts`: replace model files by
+    renaming a new one over them, as `write_whole` does; the mapping then keeps the old file.
     """
 
     def __init__(self, path: Path) -> None:
@@ -104,6 +106,7 @@ class MappedFile:
         finally:
             os.close(descriptor)
         self._mapping: mmap.mmap | None = mapping
+        self._guard: int | None = None
         self._identity = (before.st_dev, before.st_ino, before.st_size, before.st_mtime_ns)
         self.nbytes: int = before.st_size
         self.data: NDArray[np.uint8] = np.frombuffer(mapping, dtype=np.uint8)
@@ -136,6 +139,33 @@ class MappedFile:
         if (now.st_dev, now.st_ino, now.st_size, now.st_mtime_ns) != self._identity:
             raise _changed(self.path)
 
+    def survive_cuts(self) -> None:
+        """From now on what is read past the end of a file that was cut is zeros, where it was the
+        end of the process (SIGBUS). For data whose readers call `check_whole` and so learn of it;
+        a model would only speak nonsense.
+        """
+        if self._mapping is not None and self._guard is None:
+            guard = _native.guard_mapping(self.address, self.nbytes)
+            if guard >= 0:
+                self._guard = guard
+                weakref.finalize(self._mapping, _native.give_up_guard, guard).atexit = False
+
+    def check_whole(self) -> None:
+        """Raises CorruptFileError when the file was cut since it was mapped."""
+        if self._guard is not None and _native.was_cut(self._guard):
+            raise _changed(self.path)
+        if self._mapping is not None and self._mapping.size() < self.nbytes:
+            raise _changed(self.path)
+
+    def rewritten(self) -> bool:
+        """Whether the mapped file was written to since. Another one under its name is none."""
+        with contextlib.suppress(OSError):
+            now = os.stat(self.path)
+            return self._identity[:2] == (now.st_dev, now.st_ino) and (
+                self._identity[2:] != (now.st_size, now.st_mtime_ns)
+            )
+        return False
+
     def advise(self, advice: Advice, offset: int = 0, nbytes: int | None = None) -> None:
         """Hint to the kernel for the pages that hold a span; a hint it does not know is no
         error.
@@ -150,7 +180,7 @@ class MappedFile:
 
     def close(self) -> None:
         """Gives the mapping up; its pages go when the last view of it does. Twice is no error."""
-        self._mapping = None
+        self._mapping = self._guard = None
         self.data = np.empty(0, dtype=np.uint8)
         self.address = 0
         self.nbytes = 0

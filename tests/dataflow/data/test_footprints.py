@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from rebar.dataflow.data import Decode, Item, Mask, Pack, Stage, Tokenize
@@ -20,6 +20,8 @@ from rebar.dataflow.data.footprint import size_of_tree
 from rebar.dataflow.data.pack import BatchStage
 from rebar.dataflow.text import ChatTemplate, Tokenizer
 from rebar.graph.weights import open_model
+from tests.dataflow.test_chat import CHATML
+from tests.dataflow.vocabularies import bpe
 
 NOVEL = Path(__file__).parents[2] / "data" / "northanger_abbey.txt"
 CHINESE = "天下之至柔，馳騁天下之至堅。無有入無間，吾是以知無為之有益。"
@@ -132,6 +134,42 @@ def test_trees_of_any_shape(tree: object, ascii_only: bool) -> None:
     record = json.dumps(tree, ensure_ascii=ascii_only).encode()
     truth = size_of_tree(json.loads(record))
     assert abs(tree_bytes(record) - truth) <= 0.05 * truth + 16
+
+
+PIECES = st.sampled_from([b"%c" % mark for mark in b'{}[]:,"\\g1-e.\xff '] + [b"true", b'"a"'])
+
+
+@given(st.lists(PIECES).map(b"".join) | st.binary())
+@example(b"g")
+@example(b"-")
+@example(b"1-2")
+def test_estimates_of_what_is_no_json(record: bytes) -> None:
+    """A line `g` among good ones ended a run by a ValueError out of its estimate, whatever the rule
+    for faults: to tell of a broken line is for the stage.
+    """
+    assert tree_bytes(record) >= 0
+
+
+KEYS = ["messages", "prompt", "completion", "text", "tools", "role", "content", "tool_calls"]
+ANY = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=5),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(KEYS), inner, max_size=4)
+    ),
+    max_leaves=12,
+)
+
+
+@given(st.lists(ANY, max_size=4))
+@settings(deadline=None)
+def test_estimates_of_records_of_no_kind(records: list[object]) -> None:
+    """The same of Tokenize: what a record lacks is told when it is encoded, by the rule."""
+    tokenizer = bpe()
+    stage = Tokenize(tokenizer, ChatTemplate(CHATML, tokenizer), str, "skip")
+    batch = [Item(0, n, n, record) for n, record in enumerate(records)]
+    assert stage.get_memory_footprint(batch) >= 0
+    made = stage.process_batch(batch)
+    assert Mask(8, str).get_memory_footprint(made) >= 0
 
 
 def test_an_array_counts_its_header() -> None:

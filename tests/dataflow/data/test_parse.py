@@ -52,7 +52,7 @@ RECORDS = st.lists(st.sampled_from(PIECES), max_size=3).map(b"".join)
 @example([b"1],[2", b"3"])
 @example([b"1] ", b" [2"])
 @example([b"", b"1,2"])
-@settings(max_examples=500)
+@settings(max_examples=500, deadline=None)
 def test_rows_that_complete_each_other(records: list[bytes]) -> None:
     """`[1`, `2]` and `3,4` in a row are [1,2],3,4: three good places for three records, of which
     none is JSON.
@@ -73,6 +73,7 @@ TREES = st.recursive(
 
 
 @given(st.lists(TREES, min_size=2, max_size=2 * TOGETHER), st.booleans())
+@settings(deadline=None)
 def test_whole_records(trees: list[Json], ascii_only: bool) -> None:
     """Integers of any size are refused by the one as by the other."""
     records = [json.dumps(tree, ensure_ascii=ascii_only).encode() for tree in trees]

@@ -11,10 +11,10 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from rebar.dataflow.data.files import check_whole, map_data
 from rebar.dataflow.data.index import Index, digest_of, line_number, open_index
 from rebar.dataflow.data.parse import NO_JSON, Json, parse, parse_together
-from rebar.errors import DataError, ModelFileError
-from rebar.hal.files import MappedFile
+from rebar.errors import DataError
 
 
 class Dataset(Protocol):
@@ -45,11 +45,11 @@ class MMapDataset:
     def __init__(self, path: str | Path, *, cache: Path | None = None) -> None:
         """cache: the folder for indexes; None: beside the file, NAME.rebar-index.
 
-        Raises DataError: no such file, UTF-16, or no place for the index.
+        Raises DataError: no such file, no text in UTF-8, or no place for the index.
         """
         self.path = Path(path)
         self._cache = cache
-        self._file = _mapped(self.path)
+        self._file = map_data(self.path)
         self._bytes = memoryview(b"") if self._file is None else self._file.buffer()
         self._index: Index = open_index(self._file, self.path, _index_path(self.path, cache))
 
@@ -93,7 +93,8 @@ class MMapDataset:
         return self._bytes[begin:end]
 
     def raws(self, samples: NDArray[np.int64]) -> list[memoryview]:
-        """The bytes of these records where they lie."""
+        """The bytes of these records where they lie. Raises DataError for a file that was cut."""
+        check_whole(self._file)
         return [self._bytes[begin:end] for begin, end in self._index.spans[samples].tolist()]
 
     def verify(self) -> None:
@@ -105,9 +106,15 @@ class MMapDataset:
             )
 
     def where(self, sample: int) -> str:
-        """File and physical line."""
+        """File and physical line. Raises DataError for a file that was cut, so that what became of
+        its records is not taken for a fault in a line.
+        """
+        check_whole(self._file)
         data = np.frombuffer(self._bytes, np.uint8)
-        return f"{self.path}, line {line_number(data, int(self._index.spans[sample][0]))}"
+        place = f"{self.path}, line {line_number(data, int(self._index.spans[sample][0]))}"
+        if self._file is not None and self._file.rewritten():
+            return f"{place} (the file was written to since it was opened)"
+        return place
 
     def __getstate__(self) -> dict[str, Any]:
         return {"path": self.path, "cache": self._cache, "digest": self.digest}
@@ -127,16 +134,6 @@ def decoded(record: memoryview | bytes, dataset: Dataset, sample: int) -> Json:
             f"{dataset.where(sample)}: no JSON: {error}. "
             "Mend the line, or pass over such lines with on_error='skip'."
         ) from error
-
-
-def _mapped(path: Path) -> MappedFile | None:
-    """The file's mapping; None for an empty one, which nothing can map."""
-    try:
-        if path.is_file() and os.stat(path).st_size == 0:
-            return None
-        return MappedFile(path)
-    except (ModelFileError, OSError) as error:
-        raise DataError(f"{path} cannot be read: is it a file, and yours to read?") from error
 
 
 def _index_path(path: Path, cache: Path | None) -> Path:

@@ -29,6 +29,7 @@ from typing import IO
 import numpy as np
 from numpy.typing import NDArray
 
+from rebar.dataflow.data.files import BOM, check_text
 from rebar.errors import CorruptFileError, DataError, ModelFileError
 from rebar.hal.files import MappedFile, locked, write_whole
 
@@ -41,7 +42,6 @@ COARSE_NS = 2_000_000_000  # the coarsest clock of a file system
 LF = 10
 WHITE = b" \t\r"
 BLANK = np.array([byte in WHITE for byte in range(256)])
-BOM = b"\xef\xbb\xbf"
 Spans = NDArray[np.uint64]  # (records, 2): begin and end
 
 
@@ -61,7 +61,7 @@ def open_index(data: MappedFile | None, path: Path, index: Path) -> Index:
     """The index of the file at `path`, mapped from `index`; made first where it is missing or not
     of these bytes. data: the mapped file, None for an empty one.
 
-    Raises DataError: UTF-16, or a folder that cannot hold the index.
+    Raises DataError: no text in UTF-8, or a folder that cannot hold the index.
     """
     try:
         found = _read(index, data, path)
@@ -144,7 +144,7 @@ def line_number(data: NDArray[np.uint8], offset: int) -> int:
 def _build(mapped: MappedFile | None, path: Path, index: Path) -> None:
     data = np.empty(0, np.uint8) if mapped is None else mapped.data
     text = written(data)
-    _check_utf8(text, path)
+    check_text(text, path)
     changed = path.stat().st_mtime_ns
     if mapped is not None:
         mapped.check_unchanged()  # so that the time is that of the bytes mapped
@@ -165,16 +165,6 @@ def _build(mapped: MappedFile | None, path: Path, index: Path) -> None:
 def _write_header(file: IO[bytes], fields: tuple[int, int, int, int, int, int, bytes]) -> None:
     file.seek(0)
     file.write(HEADER.pack(MAGIC, VERSION, *fields))
-
-
-def _check_utf8(text: NDArray[np.uint8], path: Path) -> None:
-    """UTF-16 and UTF-32 show in the first two bytes: their mark, or a NUL beside the `{`."""
-    first = bytes(text[:2])
-    if first in (b"\xff\xfe", b"\xfe\xff") or (len(first) == 2 and first.count(0) == 1):
-        raise DataError(
-            f"{path}, line 1: the file is in UTF-16 or UTF-32, JSON lines are UTF-8. "
-            "Convert it: iconv -f UTF-16 -t UTF-8."
-        )
 
 
 def digest_of(data: NDArray[np.uint8]) -> bytes:

@@ -19,7 +19,8 @@ from rebar.dataflow.data.batches import TrainingBatches
 from rebar.dataflow.data.dataset import Dataset, MMapDataset
 from rebar.dataflow.data.decode import Decode
 from rebar.dataflow.data.faults import OnError
-from rebar.dataflow.data.index import BOM, line_number
+from rebar.dataflow.data.files import BOM, check_text, check_whole, map_data
+from rebar.dataflow.data.index import line_number
 from rebar.dataflow.data.mask import Long, Mask
 from rebar.dataflow.data.pack import Pack
 from rebar.dataflow.data.parts import Concat, Subset, divided
@@ -29,10 +30,11 @@ from rebar.dataflow.data.tokenize import Tokenize
 from rebar.dataflow.data.tokens import MAGIC, PIECE, Shift, TokenDataset, write_document
 from rebar.dataflow.text.chat import ChatTemplate
 from rebar.dataflow.text.tokenizer import Tokenizer
-from rebar.errors import DataError, ModelFileError
+from rebar.errors import DataError
 from rebar.hal.files import MappedFile, locked
 
 RECORDS = {".jsonl", ".ndjson", ".json"}
+SAID = {"text", "prompt", "completion"}
 SPACE = 32
 LETTER = np.array([chr(byte).isalpha() and byte < 128 for byte in range(256)])
 
@@ -72,6 +74,8 @@ def open_training(
     if records := path.suffix.lower() in RECORDS or path.is_dir():
         files = _files(path)
         sets = [MMapDataset(file, cache=options.cache) for file in files]
+        for some in sets:
+            _check_lines(some)
         data = sets[0] if len(sets) == 1 else Concat(sets)
     else:
         shard = _shard(path, tokenizer, options.cache)
@@ -91,6 +95,20 @@ def open_training(
         raise DataError(f"{path}: all {held} samples would be held out. Hold out a smaller share.")
     train, kept = (Subset(data, part) for part in divided(len(data), held, options.seed))
     return batches(train, options), batches(kept, replace(options, epochs=1, shuffle=False))
+
+
+def texts_in(path: Path, cache: Path | None = None) -> Iterator[str]:
+    """What a file says, without the JSON around it: plain text whole, of records the documents,
+    prompts and completions. Raises DataError, OSError, UnicodeDecodeError.
+    """
+    if not (path.suffix.lower() in RECORDS or path.is_dir()):
+        yield path.read_text(encoding="utf-8-sig")
+        return
+    for file in _files(path):
+        data = MMapDataset(file, cache=cache)
+        for record in map(data.__getitem__, range(len(data))):
+            said = record.items() if isinstance(record, dict) else ()
+            yield from (text for key, text in said if key in SAID and isinstance(text, str))
 
 
 def record_stages(
@@ -114,6 +132,17 @@ def _files(path: Path) -> list[Path]:
     return found
 
 
+def _check_lines(data: MMapDataset) -> None:
+    """A file that is one JSON value is told at once, not as a fault in each of its lines."""
+    first = bytes(data.record(0)[: 1 << 16]) if len(data) else b""
+    one_a_line = first[:1] == b"[" and not (len(data) > 1 and first.endswith(b"]"))
+    if one_a_line or first == b"{":
+        raise DataError(
+            f"{data.path} is not JSON lines but one JSON value, over all of it. Write its parts a "
+            "line each: jq -c '.[]' does that for an array."
+        )
+
+
 def _batches(data: Dataset, stages: list[AnyStage], options: DataOptions) -> TrainingBatches:
     pipeline = DataPipeline(
         data,
@@ -129,12 +158,12 @@ def _batches(data: Dataset, stages: list[AnyStage], options: DataOptions) -> Tra
 
 def _shard(path: Path, tokenizer: Tokenizer, cache: Path | None) -> Path:
     """The shard at `path`, or the one of the plain text there, made if it is not there yet."""
-    try:
-        file = MappedFile(path)
-    except ModelFileError as error:
-        raise DataError(f"{path} cannot be read: is it a file with text, and yours?") from error
+    file = map_data(path)
+    if file is None:
+        raise DataError(f"{path} is empty. Give a file with text.")
     if bytes(file.data[: len(MAGIC)]) == MAGIC:
         return path
+    check_text(file.data, path)
     state = (str(path.resolve()), file.nbytes, path.stat().st_mtime_ns, tokenizer.fingerprint)
     name = hashlib.sha256(repr(state).encode()).hexdigest()[:32] + ".ids"
     shard = path.with_name(f"{path.name}.{name}") if cache is None else cache / "tokens" / name
@@ -158,14 +187,18 @@ def _texts(file: MappedFile, path: Path) -> Iterator[str]:
     data, at = file.data, len(BOM) if bytes(file.data[: len(BOM)]) == BOM else 0
     while at < len(data):
         end = _between_words(data, at + PIECE)
+        piece = bytes(data[at:end])
+        check_whole(file)
         try:
-            yield bytes(data[at:end]).decode()
+            yield piece.decode()
         except UnicodeDecodeError as error:
             line = line_number(data, at + error.start)
             raise DataError(
                 f"{path}, line {line}: no UTF-8 ({error.reason}). Convert it with iconv."
             ) from error
         at = end
+    if file.rewritten():
+        raise DataError(f"{path} changes while it is read. Wait until its writer is done.")
 
 
 def _between_words(data: NDArray[np.uint8], at: int) -> int:

@@ -16,12 +16,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from rebar.dataflow.data.files import check_whole, map_data
 from rebar.dataflow.data.footprint import array_bytes, items_bytes, view_bytes
 from rebar.dataflow.data.mask import EXAMPLE, Example
 from rebar.dataflow.data.stage import Item, Stage
 from rebar.dataflow.text.tokenizer import Tokenizer
-from rebar.errors import DataError, ModelFileError
-from rebar.hal.files import MappedFile, write_whole
+from rebar.errors import DataError
+from rebar.hal.files import write_whole
 
 # magic, version, bytes of an id; ids; fingerprint of the vocabulary; SHA-256 of the ids
 HEADER = struct.Struct("<8sII Q 16s 32s")
@@ -97,11 +98,10 @@ class TokenDataset:
         damaged, or of another vocabulary.
         """
         self.path, self._rows = Path(path), rows
-        try:
-            file = MappedFile(self.path)
-        except ModelFileError as error:
-            raise DataError(f"{path} cannot be read: is it a file, and yours to read?") from error
-        found = HEADER.unpack_from(file.buffer()) if file.nbytes >= HEADER.size else (b"",) * 6
+        file = map_data(self.path)
+        if file is None or file.nbytes < HEADER.size:
+            raise DataError(f"{path} is no token shard. Make it again.")
+        self._file, found = file, HEADER.unpack_from(file.buffer())
         magic, version, width, count, self.fingerprint, digest = found
         if magic != MAGIC or version != VERSION or width not in (2, 4):
             raise DataError(f"{path} is no token shard of this version. Make it again.")
@@ -117,7 +117,8 @@ class TokenDataset:
         return max(0, -(-(len(self.ids) - 1) // self._rows))
 
     def raws(self, samples: NDArray[np.int64]) -> list[Ids]:
-        """Views of the ids: rows + 1, fewer at the end."""
+        """Views of the ids: rows + 1, fewer at the end. Raises DataError for a cut file."""
+        check_whole(self._file)
         return [self.ids[i : i + self._rows + 1] for i in (samples * self._rows).tolist()]
 
     def where(self, sample: int) -> str:
