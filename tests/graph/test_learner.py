@@ -19,8 +19,7 @@ from rebar.graph.lora.spec import LoraSpec
 from rebar.graph.node import Node, Values
 from rebar.graph.parameters import Parameter, fill
 from rebar.graph.weights import ModelFile, open_model
-from rebar.hal import Matrix
-from rebar.hal.ref import WideBackend
+from tests.graph import slopes
 from tests.tiny import tiny_gguf
 
 FAMILIES = ("llama", "qwen2", "gemma3")
@@ -50,42 +49,19 @@ def learner(model: ModelFile, **changes: Any) -> Learner:
 
 
 def flat(of: Parameter, what: str) -> np.ndarray:
-    value = of.value if what == "value" else of.gradient
-    return value.data.view(np.float32) if isinstance(value, Matrix) else value.data
+    return slopes.flat(of.value if what == "value" else of.gradient)
 
 
 def check_slopes(model: Learner) -> None:
-    """Every parameter's gradient is the slope of the loss along a random direction, in float64
-    throughout.
-
-    A central difference of step h errs by h^2 times a third derivative and by the rounding of the
-    loss, 2^-53 of it, over h: with h = 1e-5 both are about 1e-10 of a loss of 100 times the
-    direction's length, which is below 1e-6 of the slopes here.
-    """
-    backend = model.device.backend
-    assert isinstance(backend, WideBackend)
-    memory, batch, h = backend.memory, Batch.of(*texts(9, 1, 13)), 1e-5
+    """Every parameter's gradient is the slope of the loss, in float64 throughout."""
+    memory, batch = slopes.wide_memory(model.device), Batch.of(*texts(9, 1, 13))
     model.run(batch, 1.0)
-    gradients = {p.name: memory.wide(flat(p, "gradient")).copy() for p in model.parameters}
 
-    def loss() -> float:
+    def losses() -> slopes.F64:
         model.evaluate(batch)
-        return float(memory.wide(model.program.losses.data[: batch.tokens]).sum())
+        return memory.wide(model.program.losses.data[: batch.tokens])
 
-    random = np.random.default_rng(2)
-    for parameter in model.parameters:
-        values, gradient = flat(parameter, "value"), gradients[parameter.name]
-        start = memory.wide(values).copy()
-        # Rows that fill up a tile belong to nobody, and ids that do not occur have no gradient.
-        direction = random.standard_normal(start.shape) * (gradient != 0)
-        memory.change(values, start + h * direction)
-        above = loss()
-        memory.change(values, start - h * direction)
-        slope = (above - loss()) / (2 * h)
-        memory.change(values, start)
-        expected = float((gradient * direction).sum())
-        assert expected != 0
-        assert abs(slope - expected) < 1e-6 * (1 + abs(expected)), parameter.name
+    slopes.check_parameters(memory, model.parameters, losses)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
