@@ -213,6 +213,7 @@ def test_the_log_says_what_was_decided(model: str, tmp_path: Path, capsys: Captu
 
 
 def test_data_without_an_answer_is_refused(model: str, tmp_path: Path, capsys: Capture) -> None:
+    """A-j2: all labels masked."""
     path = tmp_path / "silent.jsonl"
     path.write_text('{"messages": [{"role": "user", "content": "hello"}]}\n' * 3)
     words = ["finetune", model, "--data", str(path), "--out", str(tmp_path / "out"), *FAST]

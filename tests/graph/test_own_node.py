@@ -24,7 +24,7 @@ F32 = NDArray[np.float32]
 def test_the_documented_example_learns() -> None:
     """Two rings, which no straight line parts."""
     text = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")
-    (example,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    example = re.findall(r"```python\n(.*?)```", text, re.DOTALL)[0]
     assert "class Swish(NumPyNode)" in example
     names: dict[str, object] = {}
     exec(compile(example, "ARCHITECTURE.md", "exec"), names)

@@ -4,11 +4,7 @@ it says what it says alone. Equality is `==` on everything a client could see.
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
-import os
-import random
-import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -31,8 +27,7 @@ from rebar.service.messages import (
     Orders,
     RequestPacket,
 )
-from rebar.service.supervisor import EngineSupervisor
-from tests.service.test_supervisor import Heard, packet, summary, supervised
+from tests.service.test_supervisor import kills, packet, summary, supervised
 from tests.tiny import tiny_gguf
 from tests.tiny.adapter import tiny_adapter
 
@@ -256,22 +251,9 @@ def test_kills_change_nothing(spec: EngineSpec, adapters: list[Adapter]) -> None
     """
     packets = [asked(i, adapters, max_tokens=300) for i in range(12)]
     expected = alone(spec, adapters, packets)
-    chance, kills = random.Random(5), 0
-
-    async def kill(supervisor: EngineSupervisor, heard: Heard) -> None:
-        nonlocal kills
-        while kills < 8:
-            until = len(heard.reports) + chance.randrange(1, 40)
-            while len(heard.reports) < until or not supervisor.alive or supervisor.pid is None:
-                await asyncio.sleep(0.001)
-            os.kill(supervisor.pid, signal.SIGKILL)
-            kills += 1
-            while supervisor.restarts < kills or not supervisor.alive:
-                await asyncio.sleep(0.001)
-
-    heard, supervisor = supervised(spec, packets, kill, orders_of(adapters))
+    heard, supervisor = supervised(spec, packets, kills(8, 40, seed=5), orders_of(adapters))
     assert {t: summary(d) for t, d in heard.deltas.items()} == expected
-    assert supervisor.restarts == kills > 3
+    assert supervisor.restarts > 3
 
 
 def test_news_of_a_load_come_once_an_engine(spec: EngineSpec, adapters: list[Adapter]) -> None:

@@ -22,6 +22,7 @@ from rebar.graph.memory_plan import RunnerOptions, WeightsPlace, resolve_context
 from rebar.graph.models.bind_trainable import TrainableBinder, trainable_shapes
 from rebar.graph.models.config import DecoderConfig
 from rebar.graph.models.decoder import build_decoder
+from rebar.graph.own_nodes import NO_NODES, OwnNodes
 from rebar.graph.parameters import Parameters, ParameterShape
 from rebar.graph.recorded import with_loss
 from rebar.graph.tensor import Tensor
@@ -94,11 +95,13 @@ def open_learner(
     *,
     progress: Progress | None = None,
     planned: Callable[[TrainingPlan], None] = lambda _: None,
+    own: OwnNodes = NO_NODES,
 ) -> Learner:
-    """Opens a model for training. planned: told what it will take before a weight is read.
+    """Opens a model for training. planned: told what it will take before a weight is read. own:
+    nodes written in NumPy, behind or instead of the model's.
 
     Errors: MemoryBudgetError before anything is loaded, ContextLengthError, ModelFileError,
-    DeviceError, InputError.
+    DeviceError, InputError; ShapeError for a node that does not fit.
     """
     options = options or LearnerOptions()
     device = DeviceManager(
@@ -118,7 +121,7 @@ def open_learner(
     gradients: dict[Tensor, Trained] = dict(binder.gradients)
     room = trained_room(c, spec) if spec is not None else None
     sizes = {"max_positions": limits.positions, "blocks": limits.blocks}
-    decoder = build_decoder(c, weights, **sizes, room=room)
+    decoder = own.in_decoder(build_decoder(c, weights, **sizes, room=room))
     if options.fused:
         decoder = fused_decoder(decoder)
     if spec is not None:
@@ -137,7 +140,7 @@ def open_learner(
     binder.load()
     if spec is not None:
         begin(parameters, c, spec, options.seed)
-    learner.settings = settings_of(model, parameters, spec, options.kv)
+    learner.settings = {**settings_of(model, parameters, spec, options.kv), **own.settings}
     return learner
 
 
