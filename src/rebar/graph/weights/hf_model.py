@@ -12,9 +12,9 @@ from pathlib import Path
 
 import numpy as np
 
-from rebar.errors import CorruptFileError
+from rebar.errors import CorruptFileError, UnsupportedModelError
 from rebar.graph.models.config import DecoderConfig
-from rebar.graph.weights.hf_config import decoder_config, read_hf_config
+from rebar.graph.weights.hf_config import ADAPTER_CONFIG, decoder_config, read_hf_config
 from rebar.graph.weights.hf_names import OUTSIDE, inside, namer
 from rebar.graph.weights.hf_tokenizer import read_hf_tokenizer, read_template
 from rebar.graph.weights.layout import check_config, check_tensors, frozen, vector_as_f32
@@ -42,6 +42,11 @@ def open_hf_folder(folder: Path) -> ModelFile:
     or of an unknown kind.
     """
     where = str(folder)
+    if (folder / ADAPTER_CONFIG).exists() and not (folder / "config.json").exists():
+        raise UnsupportedModelError(
+            f"{folder} is an adapter, and no model. Give the model that it was made for, and this "
+            f"beside it (--adapter NAME={folder}; rebar merge MODEL {folder} TARGET)."
+        )
     hf = read_hf_config(folder / "config.json")
     config = decoder_config(hf, str(folder / "config.json"))
     check_config(config, where)
