@@ -11,7 +11,7 @@ import pytest
 
 from rebar.errors import InputError, MemoryBudgetError, ShapeError, TrainingError
 from rebar.graph.backward import RECOMPUTE
-from rebar.graph.batch import Batch
+from rebar.graph.batch import NOT_ASKED, Batch
 from rebar.graph.explosion import QUIET_STEPS, Quiet
 from rebar.graph.gradients import Gradients
 from rebar.graph.learner import Learner, LearnerOptions, open_learner
@@ -109,22 +109,27 @@ def test_what_is_computed_again_changes_no_bit_and_takes_less(tmp_path: Path, fu
 
 
 def test_windows_cut_into_micro_batches_learn_the_same(tmp_path: Path) -> None:
-    """A-j1: one batch of 8, 8 of 1, 4 of 2; the scale is that of the whole window, known before.
+    """A-j1: one batch of 8, 8 of 1, 4 of 2, 2 of 4, some targets not asked, one sequence not at
+    all; the scale is that of the whole window, known before.
 
     Gradients are float32 sums over 60 rows in other orders: some 60 eps of the largest addend.
     """
-    ids = texts(1, 9, 3, 14, 2, 5, 21, 5)
-    scale = 1 / Batch.of(*ids).tokens
+    pairs = Batch.of(*texts(1, 9, 3, 14, 2, 5, 21, 5)).sequences
+    for _, targets in pairs[1::2]:
+        targets[1::3] = NOT_ASKED
+    pairs[2][1][:] = NOT_ASKED
+    asked = Batch(pairs).tokens
+    scale = 1 / asked
     gradients, totals = [], []
-    for size in (8, 1, 2):
+    for size in (8, 1, 2, 4):
         model = learner(tiny(tmp_path, "llama"), max_rows=64, max_sequences=8)
-        losses = [model.run(Batch.of(*ids[i : i + size]), scale) for i in range(0, len(ids), size)]
+        losses = [model.run(Batch(pairs[i : i + size]), scale) for i in range(0, 8, size)]
         total = losses[0]
         for loss in losses[1:]:
             total = total + loss
         gradients.append(model.parameters.gradients.copy())
         totals.append(total)
-    assert {t.tokens for t in totals} == {52}
+    assert {t.tokens for t in totals} == {asked} == {41}
     for gradient, total in zip(gradients, totals, strict=True):
         assert np.abs(gradient - gradients[0]).max() <= 1e-5 * np.abs(gradients[0]).max()
         assert abs(total.total - totals[0].total) <= 1e-6 * totals[0].total
