@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -168,6 +169,19 @@ def test_a_setting_out_of_range_is_named_before_anything_is_read(
     assert not out.exists()
 
 
+def test_a_disk_too_small_for_the_checkpoints_is_told_before_the_first(
+    model: str, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All weights of SmolLM2 with their states are 1.6 GB a checkpoint, three for a moment."""
+    words = ["finetune", model, "--data", chats(tmp_path), "--steps", "1", *FAST]
+    _, err = told(capsys, *words, "--out", str(tmp_path / "roomy"))
+    assert "checkpoint" not in err
+    usage = shutil.disk_usage(tmp_path)._replace(free=50_000)
+    monkeypatch.setattr("rebar.cli.training_run.shutil.disk_usage", lambda _: usage)
+    _, err = told(capsys, *words, "--out", str(tmp_path / "tight"))
+    assert "2 stay; the disk has 50.0 KB: make room for " in err
+
+
 @pytest.mark.parametrize(
     "asked",
     [["--eval-every", "2"], ["--eval-split", "0.01"], ["--eval-data", "silent"]],
@@ -199,6 +213,7 @@ def test_the_log_says_what_was_decided(model: str, tmp_path: Path, capsys: Captu
 
 
 def test_data_without_an_answer_is_refused(model: str, tmp_path: Path, capsys: Capture) -> None:
+    """A-j2: all labels masked."""
     path = tmp_path / "silent.jsonl"
     path.write_text('{"messages": [{"role": "user", "content": "hello"}]}\n' * 3)
     words = ["finetune", model, "--data", str(path), "--out", str(tmp_path / "out"), *FAST]

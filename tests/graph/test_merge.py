@@ -159,8 +159,8 @@ def test_merged_twice_is_refused_and_another_one_is_not(tmp_path: Path) -> None:
 
 
 def test_the_way_back_is_the_base(tmp_path: Path) -> None:
-    """Nothing is subtracted, for what was rounded does not come back: the model's own file stays as
-    it was, and the merged one says of which file it was made.
+    """A-j4: nothing is subtracted, for what was rounded does not come back: the model's own file
+    stays as it was, and the merged one says of which file it was made.
     """
     base = open_base(tmp_path)
     before = base.path.read_bytes()

@@ -27,9 +27,9 @@ WORDS += ["--batch-tokens", "50", "--json", "--checkpoint-every", "1", "--keep",
 
 
 def test_three_processes_train_one_network(tmp_path: Path) -> None:
-    """Sixteen windows an epoch for three: the sixth round has one. A second time it is the same to
-    the bit. Without dropout, whose draws are a window's, the curve is that of one process with
-    windows three times as large, up to the order of sums, until the first epoch's uneven end.
+    """A-j5: sixteen windows an epoch for three: the sixth round has one. A second time it is the
+    same to the bit. Without dropout, whose draws are a window's, the curve is that of one process
+    with windows three times as large, up to the order of sums, until the first epoch's uneven end.
     """
     words = [*WORDS, "--epochs", "2", "--dropout", "0", "--warmup", "3"]
     for name in ("a", "b"):
@@ -83,7 +83,7 @@ def test_a_rank_of_another_run_is_told_to_all(tmp_path: Path, other: list[str], 
 
 
 def test_a_rank_that_fails_at_its_start_ends_all(tmp_path: Path) -> None:
-    """Before they meet, and behind: the others end in time and say so."""
+    """A-j5: before they meet, and behind: the others end in time and say so."""
     words = [*WORDS, "--steps", "2", "--out", str(tmp_path / "run")]
     early = start_ranks(tmp_path, words, timeout=5, more={1: ["--eval-data", "nowhere.npz"]})
     first, second = ended(early)
@@ -97,6 +97,7 @@ def test_a_rank_that_fails_at_its_start_ends_all(tmp_path: Path) -> None:
 
 
 def test_a_killed_rank_ends_all_and_they_go_on_with_the_same_bits(tmp_path: Path) -> None:
+    """A-j5: in the middle of a run, with the time-out far away."""
     words = [*WORDS, "--epochs", "3"]
     whole, run = tmp_path / "whole" / "run", tmp_path / "killed" / "run"
     assert [e[0] for e in ended(start_ranks(tmp_path, [*words, "--out", str(whole)]))] == [0, 0]

@@ -83,7 +83,8 @@ def train(
     twentieth of the text is held out unless --eval-split says otherwise; its loss stands beside
     that of a bigram model, which knows pairs of neighbouring tokens and nothing else.
     """
-    from rebar.cli.training_run import Run, all_batches, model_place, write_model
+    from rebar.cli.trained_model import model_place, write_model
+    from rebar.cli.training_run import Run, all_batches
     from rebar.dataflow.data import open_training
     from rebar.dataflow.text import Tokenizer
     from rebar.graph.learner import open_learner
