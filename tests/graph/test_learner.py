@@ -247,7 +247,7 @@ def test_a_parameter_without_a_gradient_is_named() -> None:
     quiet, none, some = Quiet(), np.zeros(9000, np.float32), np.zeros(9000, np.float32)
     some[8999] = 1e-30
     for step in range(1, QUIET_STEPS):
-        quiet.check([("a", some), ("b", none)], step)
+        assert quiet.check([("a", some), ("b", none)], step) == ("b",)
     with pytest.raises(TrainingError, match="step 9: no gradient has reached b for 4 steps"):
         quiet.check([("a", some), ("b", none)], 9)
     quiet.check([("a", some), ("b", some)], 10)

@@ -57,6 +57,17 @@ def test_it_learns() -> None:
     assert records[0].peak_rss > 10 << 20
 
 
+def test_a_parameter_that_gets_no_gradient_is_named_in_every_step() -> None:
+    """Four such steps in a row are an error; of one to three nothing was said."""
+    data = points(32)
+    data.x[:] = 0.0
+    assert {record.silent for record in trainer(Source(points(32))).run()} == {()}
+    some = trainer(Source(data), TrainerOptions(steps=3))
+    assert [record.silent for record in some.run()] == [("weight",)] * 3
+    with pytest.raises(TrainingError, match="step 4: no gradient has reached weight"):
+        list(trainer(Source(data)).run())
+
+
 @pytest.mark.parametrize("micro", [8, 4, 2, 1])
 def test_a_window_is_one_whatever_it_was_cut_into(micro: int) -> None:
     """A-j1: means of means, and losses multiplied by the number of micro-batches, are the classic.

@@ -28,14 +28,14 @@ class Display:
         self._speaks = speaks
         self._bar: Any = None
         self._task: Any = None
-        self._said = float("-inf")
+        self._said = 0.0
         self._words = "before the first step"
         self._stopping = False
 
     @contextmanager
     def until(self, steps: int | None) -> Iterator[None]:
         """Shows what happens in the block. steps: the last one, None when unknown."""
-        self._steps = steps
+        self._steps, self._said = steps, time.monotonic()
         self._open()
         try:
             yield

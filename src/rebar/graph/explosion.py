@@ -183,10 +183,10 @@ class Quiet:
     def __init__(self) -> None:
         self._steps: dict[str, int] = {}
 
-    def check(self, gradients: Iterable[tuple[str, F32]], step: int) -> None:
-        """Before a step of the optimizer, with the gradient of each parameter. TrainingError naming
-        the parameters that have learned nothing for QUIET_STEPS in a row: the graph is cut, or the
-        data never reaches them.
+    def check(self, gradients: Iterable[tuple[str, F32]], step: int) -> tuple[str, ...]:
+        """Before a step of the optimizer, with the gradient of each parameter: those that have none
+        in this step. TrainingError naming the parameters that have learned nothing for QUIET_STEPS
+        in a row: the graph is cut, or the data never reaches them.
         """
         for name, data in gradients:
             quiet = not any(data[i : i + 4096].any() for i in range(0, data.size, 4096))
@@ -198,3 +198,4 @@ class Quiet:
                 "steps. A node on the way gives none, or the data never uses it. Freeze it, or "
                 "mend the node."
             )
+        return tuple(name for name, steps in self._steps.items() if steps)

@@ -31,6 +31,7 @@ from rebar.graph.weights.safetensors import (
 from rebar.graph.weights.types import FORMATS
 
 _LAYER = re.compile(r"model\.layers\.(0|[1-9][0-9]{0,5})\.([a-z_.]+)\.(weight|bias)", re.ASCII)
+_DIGESTS = re.compile(r"[0-9a-f]{64}( [0-9a-f]{64}){0,255}")
 # Pictures are not this decoder's business; old files carry the rotation's table.
 _IGNORED = re.compile(
     r"(model\.)?(vision_tower|multi_modal_projector)\..*|.*\.rotary_emb\.inv_freq"
@@ -68,9 +69,11 @@ def open_hf_folder(folder: Path) -> ModelFile:
 
 
 def _notes(folder: Path) -> dict[str, str]:
-    """Of a folder that was written here: what has been merged into its weights."""
+    """Of a folder that was written here: what has been merged into its weights, by digests. Whoever
+    else uses these names gets no room in our files.
+    """
     notes = read_notes(folder / SINGLE) if (folder / SINGLE).exists() else {}
-    return {name: notes[name] for name in (MERGED, BASE) if name in notes}
+    return {n: notes[n] for n in (MERGED, BASE) if n in notes and _DIGESTS.fullmatch(notes[n])}
 
 
 def _canonical(stored: Tensors, config: DecoderConfig) -> dict[str, FloatTensor]:
