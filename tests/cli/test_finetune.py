@@ -212,6 +212,20 @@ def test_the_log_says_what_was_decided(model: str, tmp_path: Path, capsys: Captu
     assert set(start["planned_bytes"]) >= {"parameters", "arena", "kv"}
 
 
+def test_what_ended_early_is_written_as_it_was_at_its_best(
+    model: str, tmp_path: Path, capsys: Capture
+) -> None:
+    words = ["finetune", model, "--data", chats(tmp_path), "--out", str(tmp_path / "out"), *ALONE]
+    words += ["--epochs", "400", "--eval-split", "0.3", "--eval-every", "5", "--patience", "2"]
+    done, err = told(capsys, *words, "--rate", "0.03")
+    assert done["steps"] == done["best_step"] + 10 < 400
+    assert f"best       step {done['best_step']}, held-out loss " in err
+    adapter = (tmp_path / "out" / "adapter_model.safetensors").read_bytes()
+    _, err = told(capsys, *words, "--rate", "0.03", "--resume")
+    assert f"best       step {done['best_step']}, held-out loss " in err
+    assert (tmp_path / "out" / "adapter_model.safetensors").read_bytes() == adapter
+
+
 def test_data_without_an_answer_is_refused(model: str, tmp_path: Path, capsys: Capture) -> None:
     """A-j2: all labels masked."""
     path = tmp_path / "silent.jsonl"
@@ -333,8 +347,20 @@ def test_a_text_too_short_to_hold_out_is_told(tmp_path: Path, capsys: Capture) -
 
 @pytest.mark.parametrize(
     "wrong",
-    [["--width", "100"], ["--heads", "5"], ["--tokenizer", "bpe:9"], ["--mlp-width", "33"]],
+    [
+        ["--width", "100"],
+        ["--width", "0"],
+        ["--heads", "5"],
+        ["--heads", "-6"],
+        ["--tokenizer", "bpe:9"],
+        ["--mlp-width", "33"],
+        ["--mlp-width", "0"],
+        ["--layers", "0"],
+        ["--context", "0"],
+    ],
 )
 def test_sizes_no_kernel_has_are_refused(tmp_path: Path, capsys: Capture, wrong: list[str]) -> None:
+    """Half of them ended in an error of Python's, with the advice to see a doctor."""
     assert main(["train", str(BOOK), "--out", str(tmp_path / "o"), *wrong]) == 2
-    assert "--" in capsys.readouterr().err
+    assert wrong[0] in capsys.readouterr().err
+    assert not (tmp_path / "o").exists()

@@ -38,10 +38,17 @@ class SizeFlags:
         """The same as a description. InputError for sizes that no kernel has."""
         from rebar.graph import DecoderConfig, RopeConfig
 
+        if self.layers < 1 or self.context < 1:
+            raise InputError(
+                f"--layers {self.layers} and --context {self.context} are 1 or more. Mend the one "
+                "below.",
+                param="layers",
+            )
         head = self.width // max(self.heads, 1)
         whole = self.heads > 0 and head * self.heads == self.width and head % 16 == 0
         shared = self.kv_heads > 0 and self.heads % max(self.kv_heads, 1) == 0
-        if not (whole and shared and self.width % 32 == 0 and self.mlp_width % 32 == 0):
+        wide = all(size > 0 and size % 32 == 0 for size in (self.width, self.mlp_width))
+        if not (whole and shared and wide):
             raise InputError(
                 f"--width {self.width}, --heads {self.heads}, --kv-heads {self.kv_heads}, "
                 f"--mlp-width {self.mlp_width}: heads are of a multiple of 16, widths multiples of "
@@ -102,7 +109,7 @@ def train(
     if not held_out:
         raise InputError(
             f"{text} is too short: a share of {options.held_out:g} is held out, and has no two "
-            "tokens. Give a longer text, or a larger --eval-split.",
+            "tokens. Give a longer text, a larger --eval-split or a shorter --context.",
             param="eval_split",
         )
     model_place(out, form)

@@ -170,6 +170,9 @@ class Run:
         self._write("end", done)
         if self.speaks and last is not None:
             done["plot"] = str(draw(self.folder, title))
+        step, best = trainer.progress.best_step, trainer.progress.best
+        if self.flags.patience is not None and best is not None and not trainer.stopped:
+            self.note(f"best       step {step}, held-out loss {best:.4f}: what is written")
         if trainer.stopped:
             self.exit_code = STOPPED
             step = trainer.progress.step
