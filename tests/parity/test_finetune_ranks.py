@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 
 from rebar.cli.run_log import LOG, read_curves
+from tests.cli.test_finetune import chats
+from tests.cli.test_resume import curve, cut, end_of
 from tests.parity.rank_verbs import ended, start_ranks
 from tests.tiny import tiny_gguf
 
@@ -43,3 +45,21 @@ def test_two_processes_train_one_adapter(tmp_path: Path) -> None:
     again = ended(start(tmp_path / "two", model, data))
     assert [code for code, *_ in again] == [2, 2]
     assert all("--resume" in err for *_, err in again)
+
+
+def test_an_adapter_of_two_processes_goes_on_with_the_same_bits(tmp_path: Path) -> None:
+    """Windows of two micro-batches, cut in the middle of the second epoch."""
+    model, data = tiny_gguf(tmp_path), Path(chats(tmp_path, 18))
+    words = ["--batch=4", "--batch-tokens=32", "--epochs=3", "--json", "--checkpoint-every=1"]
+    words += ["--keep=99", "--eval-split=0.2", "--eval-every=2"]
+    whole = tmp_path / "whole" / "run"
+    done = ended(start(whole, model, data, *words))
+    assert [code for code, *_ in done] == [0, 0], done
+    run = cut(whole, tmp_path / "cut", 3)
+    done = ended(start(run, model, data, *words, "--resume"))
+    assert [code for code, *_ in done] == [0, 0], done
+    assert "resume     step 3" in done[0][2]
+    assert end_of(run) == end_of(whole)
+    assert curve(run) == curve(whole)
+    name = "adapter_model.safetensors"
+    assert (run / name).read_bytes() == (whole / name).read_bytes()
