@@ -1,5 +1,5 @@
 """The speed and peak memory of our LoRA step, the work of peer_torch_lora.py speed: one line of
-JSON. python -m bench.lora_step MODEL.gguf [--threads 2] [--steps 6] [--recompute none]
+JSON. python -m bench.lora_step MODEL.gguf [--threads 2] [--steps 6] [--recompute none] [--kv f16]
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--steps", type=int, default=6)
     parser.add_argument("--recompute", default="none")
+    parser.add_argument("--kv", default="f16")
     asked = parser.parse_args()
     options = LearnerOptions(
         mode="lora",
@@ -39,6 +40,7 @@ def main() -> None:
         max_context=LENGTH,
         threads=asked.threads,
         recompute=asked.recompute,
+        kv=asked.kv,
     )
     learner = open_learner(open_source(asked.model, places().cache), options)
     optimizer = Optimizer(learner.device, learner.parameters, AdamW())

@@ -96,26 +96,27 @@ void bind_norms(Class& c) {
 void bind_attention_gradient(Class& c) {
   c.def(
       "attention_gradient",
-      [](rb::Program& p, Rows q, Address cache, Rows out, Rows dout, Rows dq, Rows dk, Rows dv, int64_t block_stride,
-         int32_t kv_type, int32_t heads, int32_t kv_heads, int32_t head_dim, int32_t window, int32_t max_positions,
-         int32_t blocks, float scale, float softcap) {
-        auto l = launch(RB_OP_ATTENTION_GRADIENT);
-        l.args.attention_gradient = {data(q),     at<const uint8_t>(cache),
-                                     data(out),   data(dout),
-                                     data(dq),    data(dk),
-                                     data(dv),    block_stride,
-                                     kv_type,     stride(q),
-                                     stride(out), stride(dout),
-                                     stride(dq),  stride(dk),
-                                     stride(dv),  heads,
-                                     kv_heads,    head_dim,
-                                     window,      max_positions,
-                                     blocks,      scale,
-                                     softcap};
+      [](rb::Program& p, Rows q, Address cache, Rows out, Rows dout, Rows dq, Rows dk, Rows dv, Address parts,
+         bool merge, int64_t block_stride, int32_t kv_type, int32_t heads, int32_t kv_heads, int32_t head_dim,
+         int32_t window, int32_t max_positions, int32_t blocks, float scale, float softcap) {
+        auto l = launch(merge ? RB_OP_ATTENTION_GRADIENT_MERGE : RB_OP_ATTENTION_GRADIENT);
+        l.args.attention_gradient = {data(q),       at<const uint8_t>(cache),
+                                     data(out),     data(dout),
+                                     data(dq),      data(dk),
+                                     data(dv),      at<float>(parts),
+                                     block_stride,  kv_type,
+                                     stride(q),     stride(out),
+                                     stride(dout),  stride(dq),
+                                     stride(dk),    stride(dv),
+                                     heads,         kv_heads,
+                                     head_dim,      window,
+                                     max_positions, blocks,
+                                     scale,         softcap};
         p.add(l);
       },
-      nb::kw_only(), "q"_a, "cache"_a, "out"_a, "dout"_a, "dq"_a, "dk"_a, "dv"_a, "block_stride"_a, "kv_type"_a,
-      "heads"_a, "kv_heads"_a, "head_dim"_a, "window"_a, "max_positions"_a, "blocks"_a, "scale"_a, "softcap"_a);
+      nb::kw_only(), "q"_a, "cache"_a, "out"_a, "dout"_a, "dq"_a, "dk"_a, "dv"_a, "parts"_a, "merge"_a,
+      "block_stride"_a, "kv_type"_a, "heads"_a, "kv_heads"_a, "head_dim"_a, "window"_a, "max_positions"_a, "blocks"_a,
+      "scale"_a, "softcap"_a);
 }
 
 void bind_elementwise(Class& c) {

@@ -12,6 +12,7 @@ void bind_json(nb::module_& m);       // native/text/bind_json.cpp: records of d
 void bind_sampling(nb::module_& m);   // native/sampling/bind_sampling.cpp: logits -> id
 void bind_lookup(nb::module_& m);     // native/sampling/bind_lookup.cpp: what an id may be, from the ids before
 void bind_cut_guard(nb::module_& m);  // native/bind_cut_guard.cpp: mapped files that are cut while they are read
+void bind_png(nb::module_& m);        // native/bind_png.cpp: lines of PNG images
 void bind_probe(nb::module_& m);      // native/bind_probe.cpp: what the machine gives
 
 NB_MODULE(_native, m) {
@@ -26,5 +27,6 @@ NB_MODULE(_native, m) {
   bind_sampling(m);
   bind_lookup(m);
   bind_probe(m);
+  bind_png(m);
   bind_cut_guard(m);
 }

@@ -156,7 +156,13 @@ typedef struct {
 // P = exp(s - m) (1 / L) with L summed in lanes j % 16 over ascending blocks, lanes as a binary tree, and D the sum of out * dout
 // (summed as rms_norm sums squares): ds = P (dout.v - D), with a cap times fma(-t, t, 1), t = s / cap; e = scale ds. Dots are
 // chains over ascending d from 0. dq[d] = fma(e, k[d], dq[d]) over ascending positions; dk[d] = fma(e, q[d], dk[d]) and
-// dv[d] = fma(P, dout[d], dv[d]) over ascending rows, then the query heads of the kv head. head_dim % 16 == 0.
+// dv[d] = fma(P, dout[d], dv[d]) over the rows of a part, then the query heads of the kv head. head_dim % 16 == 0.
+// A sequence of n rows has T = min(RB_ATTENTION_PARTS, n / RB_ATTENTION_PART_ROWS) parts, at least one: with c = ceil(n / 2T), part t is
+// its t-th and then its (2T-1-t)-th run of c rows, which is equal work under a causal mask. dk and dv of part 0 go on from what stands
+// there, those of the others from 0 in `parts`; attention_gradient_merge, given the same struct, adds them in ascending order.
+// parts: [rb_attention_parts(max_positions)][rows of the step][dk | dv], NULL where there are none.
+#define RB_ATTENTION_PARTS 4
+#define RB_ATTENTION_PART_ROWS 256
 typedef struct {
   const float* q;
   const uint8_t* cache;
@@ -165,18 +171,21 @@ typedef struct {
   float* dq;
   float* dk;
   float* dv;
+  float* parts;
   int64_t block_stride;
   int32_t kv_type, q_stride, out_stride, dout_stride, dq_stride, dk_stride, dv_stride;
   int32_t heads, kv_heads, head_dim, window, max_positions, blocks;
   float scale, softcap;
 } rb_attention_gradient;
+// Parts beside the first of the longest sequence.
+int64_t rb_attention_parts(int32_t max_positions);
 
 // What they add to rb_op and rb_args.
-#define RB_TRAINING_OPS                                                                                  \
-  RB_OP_MATMUL_INPUT_GRADIENT, RB_OP_MATMUL_WEIGHT_GRADIENT, RB_OP_SUM_ROWS, RB_OP_ADD_INTO, RB_OP_ZERO, \
-      RB_OP_EMBED_GRADIENT, RB_OP_RMS_NORM_GRADIENT, RB_OP_ROPE_GRADIENT, RB_OP_ATTENTION_GRADIENT,      \
-      RB_OP_GATED_GRADIENT, RB_OP_SELECT_GRADIENT, RB_OP_SOFTCAP_GRADIENT, RB_OP_CROSS_ENTROPY,          \
-      RB_OP_CROSS_ENTROPY_GRADIENT, RB_OP_SQUARE_SUMS, RB_OP_ADAMW, RB_OP_SGD
+#define RB_TRAINING_OPS                                                                                    \
+  RB_OP_MATMUL_INPUT_GRADIENT, RB_OP_MATMUL_WEIGHT_GRADIENT, RB_OP_SUM_ROWS, RB_OP_ADD_INTO, RB_OP_ZERO,   \
+      RB_OP_EMBED_GRADIENT, RB_OP_RMS_NORM_GRADIENT, RB_OP_ROPE_GRADIENT, RB_OP_ATTENTION_GRADIENT,        \
+      RB_OP_ATTENTION_GRADIENT_MERGE, RB_OP_GATED_GRADIENT, RB_OP_SELECT_GRADIENT, RB_OP_SOFTCAP_GRADIENT, \
+      RB_OP_CROSS_ENTROPY, RB_OP_CROSS_ENTROPY_GRADIENT, RB_OP_SQUARE_SUMS, RB_OP_ADAMW, RB_OP_SGD
 #define RB_TRAINING_ARGS                            \
   rb_matmul_input_gradient matmul_input_gradient;   \
   rb_matmul_weight_gradient matmul_weight_gradient; \

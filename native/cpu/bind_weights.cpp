@@ -149,6 +149,8 @@ void bind_weights(nb::module_& m) {
         "Bytes of one layer's keys and values in a block of 16 positions.");
   m.def("attention_work", &rb_attention_work, nb::arg("heads"), nb::arg("head_dim"), nb::arg("window"),
         nb::arg("max_positions"), "f32 values of attention's work for each row of a step of few rows.");
+  m.def("attention_parts", &rb_attention_parts, nb::arg("max_positions"),
+        "Parts of attention's gradient that need room for a [dk | dv] of their own in each row.");
   m.def("isas", &isas, "Instruction sets this build and machine have.");
   m.def("best_isa", [] { return std::string(rb_isa_name(rb_best_isa())); }, "The fastest of them.");
 }

@@ -51,6 +51,7 @@ constexpr rb_kernel kTable[RB_OPS] = {
     {"rms_norm_gradient", rms_norm_gradient_tasks, rms_norm_gradient_run, no_scratch},
     {"rope_gradient", rope_gradient_tasks, rope_gradient_run, no_scratch},
     {"attention_gradient", attention_gradient_tasks, attention_gradient_run, attention_gradient_scratch},
+    {"attention_gradient_merge", attention_gradient_merge_tasks, attention_gradient_merge_run, no_scratch},
     {"gated_gradient", gated_gradient_tasks, gated_gradient_run, no_scratch},
     {"select_gradient", select_gradient_tasks, select_gradient_run, no_scratch},
     {"softcap_gradient", softcap_gradient_tasks, softcap_gradient_run, no_scratch},

@@ -44,6 +44,11 @@ extern "C" int64_t rb_attention_chunks(int32_t window, int32_t max_positions) {
   return window > 0 && windowed < all ? windowed : all;
 }
 
+extern "C" int64_t rb_attention_parts(int32_t max_positions) {
+  const int32_t parts = max_positions / RB_ATTENTION_PART_ROWS;
+  return parts > RB_ATTENTION_PARTS ? RB_ATTENTION_PARTS - 1 : parts > 1 ? parts - 1 : 0;
+}
+
 extern "C" int64_t rb_attention_work(int32_t heads, int32_t head_dim, int32_t window, int32_t max_positions) {
   return heads * rb_attention_chunks(window, max_positions) * (head_dim + int64_t{16});
 }

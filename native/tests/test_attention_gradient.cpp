@@ -20,6 +20,10 @@ const Setting kSettings[] = {{1, 1, 16, 0, 0.0f, RB_KV_F32},  {9, 3, 64, 0, 0.0f
                              {4, 1, 96, 20, 0.0f, RB_KV_F16}, {14, 2, 32, 0, 20.0f, RB_KV_F32},
                              {8, 8, 32, 3, 2.0f, RB_KV_F32},  {26, 2, 16, 1, 0.0f, RB_KV_F16}};
 
+// Sequences of several parts: two runs of which are shorter, three parts, one.
+const Setting kLongSettings[] = {{2, 1, 16, 0, 0.0f, RB_KV_F32}, {3, 3, 16, 100, 5.0f, RB_KV_F16}};
+const std::vector<int32_t> kLongLengths = {513, 40, 775};
+
 // Whole sequences in shuffled blocks; what a row does not own is NaN.
 struct Training {
   Setting s;
@@ -78,13 +82,17 @@ void forward(Training& t) {
 std::vector<float> gradient(const Training& t, int32_t isa, Split split) {
   const Setting& s = t.s;
   std::vector<float> dq = t.dq, dk = t.dk, dv = t.dv;
+  Buffer parts(static_cast<size_t>(t.rows * rb_attention_parts(t.table_stride * 16) * 2 * t.kv_width()) *
+               sizeof(float));
   const int64_t stride = static_cast<int64_t>(rb_kv_bytes(s.type, s.kv_heads, s.head_dim));
   rb_args args{};
   args.attention_gradient = {
-      t.q.data(), t.cache.data(), t.out.data(), t.dout.data(),       dq.data(), dk.data(),    dv.data(),    stride,
-      s.type,     t.width(),      t.width(),    t.width(),           t.width(), t.kv_width(), t.kv_width(), s.heads,
-      s.kv_heads, s.head_dim,     s.window,     t.table_stride * 16, t.blocks,  0.25f,        s.softcap};
+      t.q.data(),        t.cache.data(), t.out.data(), t.dout.data(), dq.data(),  dk.data(), dv.data(),
+      parts.as<float>(), stride,         s.type,       t.width(),     t.width(),  t.width(), t.width(),
+      t.kv_width(),      t.kv_width(),   s.heads,      s.kv_heads,    s.head_dim, s.window,  t.table_stride * 16,
+      t.blocks,          0.25f,          s.softcap};
   run_launch(isa, RB_OP_ATTENTION_GRADIENT, args, t.step(), split);
+  run_launch(isa, RB_OP_ATTENTION_GRADIENT_MERGE, args, t.step(), split);
   dq.insert(dq.end(), dk.begin(), dk.end());
   dq.insert(dq.end(), dv.begin(), dv.end());
   return dq;
@@ -149,16 +157,44 @@ void check_against_double(const Training& t, const std::vector<float>& got) {
   for (size_t i = 0; i < got.size(); ++i) CHECK(std::abs(got[i] - expected[i]) <= off * (size[i] + 1));
 }
 
+void check_agreed(Training t) {
+  const Setting& s = t.s;
+  forward(t);
+  const std::vector<float> got =
+      agreed("attention_gradient", [&](int32_t isa, Split split) { return gradient(t, isa, split); });
+  test_context = std::to_string(s.heads) + "/" + std::to_string(s.kv_heads) + "x" + std::to_string(s.head_dim);
+  check_against_double(t, got);
+}
+
 }  // namespace
 
 TEST(training, attention_gradient) {
-  for (const Setting& s : kSettings) {
-    Training t = training(340, s, {37, 1, 16, 50});
-    forward(t);
-    const std::vector<float> got =
-        agreed("attention_gradient", [&](int32_t isa, Split split) { return gradient(t, isa, split); });
-    test_context = std::to_string(s.heads) + "/" + std::to_string(s.kv_heads) + "x" + std::to_string(s.head_dim);
-    check_against_double(t, got);
+  for (const Setting& s : kSettings) check_agreed(training(340, s, {37, 1, 16, 50}));
+}
+
+TEST(training, attention_gradient_in_parts) {
+  CHECK(rb_attention_parts(511) == 0 && rb_attention_parts(512) == 1 && rb_attention_parts(1 << 20) == 3);
+  for (const Setting& s : kLongSettings) check_agreed(training(342, s, kLongLengths));
+}
+
+// A sequence's bits are its own: alone, or beside others that have more parts.
+TEST(training, attention_gradient_in_parts_is_that_of_the_sequence_alone) {
+  for (const Setting& s : kLongSettings) {
+    Training both = training(343, s, {513, 775}), alone = training(343, s, {513});
+    const auto first = [](std::vector<float>& to, const std::vector<float>& from) {
+      to.assign(from.begin(), from.begin() + static_cast<int64_t>(to.size()));
+    };
+    first(alone.q, both.q), first(alone.k, both.k), first(alone.v, both.v), first(alone.dout, both.dout);
+    first(alone.dq, both.dq), first(alone.dk, both.dk), first(alone.dv, both.dv);
+    forward(both), forward(alone);
+    const std::vector<float> got = gradient(both, rb_best_isa(), Split::kWhole);
+    const std::vector<float> want = gradient(alone, rb_best_isa(), Split::kWhole);
+    const int64_t all = int64_t{both.rows} * both.width(), kv = int64_t{both.rows} * both.kv_width();
+    const int64_t own = int64_t{alone.rows} * alone.width(), side = int64_t{alone.rows} * alone.kv_width();
+    test_context = std::to_string(s.window);
+    CHECK(std::equal(want.begin(), want.begin() + own, got.begin()));
+    CHECK(std::equal(want.begin() + own, want.begin() + own + side, got.begin() + all));
+    CHECK(std::equal(want.begin() + own + side, want.end(), got.begin() + all + kv));
   }
 }
 

@@ -15,6 +15,7 @@ add_executable(
   native/tests/test_math.cpp
   native/tests/test_matmul.cpp
   native/tests/test_pack.cpp
+  native/tests/test_png.cpp
   native/tests/test_pool.cpp
   native/tests/test_probe.cpp
   native/tests/test_rows.cpp
@@ -23,7 +24,7 @@ add_executable(
 )
 target_link_libraries(rebar_kernel_tests PRIVATE rebar_core)
 target_compile_options(rebar_kernel_tests PRIVATE -Wall -Wextra -Werror -ffp-contract=off -fno-math-errno)
-foreach(area attention cache cut_guard image lora math matmul pack pool probe rows training)
+foreach(area attention cache cut_guard image lora math matmul pack png pool probe rows training)
   add_test(NAME kernels_${area} COMMAND rebar_kernel_tests ${area})
 endforeach()
 

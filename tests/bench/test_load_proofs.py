@@ -88,8 +88,11 @@ def test_a_known_prefix_changes_no_byte(tmp_path: Path, model: str) -> None:
 
 
 def test_a_burst_is_refused_with_a_time_and_hurts_nobody(tmp_path: Path, model: str) -> None:
-    lines = load_burst.prove(given(tmp_path, seconds=1.5, share=0.1, waiting=16, model=model))
-    assert missed(lines) == []
+    """Forty times, not ten: beside other work capacity was measured at an eighth of what it was a
+    second later, and nobody had to be refused. Causes of what is missed are in the lines.
+    """
+    fields = {"seconds": 1.0, "share": 0.1, "waiting": 16, "times": 40}
+    assert missed(load_burst.prove(given(tmp_path, model=model, **fields))) == []
 
 
 def test_a_proof_that_breaks_is_a_line_that_does_not_hold(

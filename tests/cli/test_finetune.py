@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -168,6 +169,19 @@ def test_a_setting_out_of_range_is_named_before_anything_is_read(
     assert not out.exists()
 
 
+def test_a_disk_too_small_for_the_checkpoints_is_told_before_the_first(
+    model: str, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All weights of SmolLM2 with their states are 1.6 GB a checkpoint, three for a moment."""
+    words = ["finetune", model, "--data", chats(tmp_path), "--steps", "1", *FAST]
+    _, err = told(capsys, *words, "--out", str(tmp_path / "roomy"))
+    assert "checkpoint" not in err
+    usage = shutil.disk_usage(tmp_path)._replace(free=50_000)
+    monkeypatch.setattr("rebar.cli.training_run.shutil.disk_usage", lambda _: usage)
+    _, err = told(capsys, *words, "--out", str(tmp_path / "tight"))
+    assert "2 stay; the disk has 50.0 KB: make room for " in err
+
+
 @pytest.mark.parametrize(
     "asked",
     [["--eval-every", "2"], ["--eval-split", "0.01"], ["--eval-data", "silent"]],
@@ -198,7 +212,22 @@ def test_the_log_says_what_was_decided(model: str, tmp_path: Path, capsys: Captu
     assert set(start["planned_bytes"]) >= {"parameters", "arena", "kv"}
 
 
+def test_what_ended_early_is_written_as_it_was_at_its_best(
+    model: str, tmp_path: Path, capsys: Capture
+) -> None:
+    words = ["finetune", model, "--data", chats(tmp_path), "--out", str(tmp_path / "out"), *ALONE]
+    words += ["--epochs", "400", "--eval-split", "0.3", "--eval-every", "5", "--patience", "2"]
+    done, err = told(capsys, *words, "--rate", "0.03")
+    assert done["steps"] == done["best_step"] + 10 < 400
+    assert f"best       step {done['best_step']}, held-out loss " in err
+    adapter = (tmp_path / "out" / "adapter_model.safetensors").read_bytes()
+    _, err = told(capsys, *words, "--rate", "0.03", "--resume")
+    assert f"best       step {done['best_step']}, held-out loss " in err
+    assert (tmp_path / "out" / "adapter_model.safetensors").read_bytes() == adapter
+
+
 def test_data_without_an_answer_is_refused(model: str, tmp_path: Path, capsys: Capture) -> None:
+    """A-j2: all labels masked."""
     path = tmp_path / "silent.jsonl"
     path.write_text('{"messages": [{"role": "user", "content": "hello"}]}\n' * 3)
     words = ["finetune", model, "--data", str(path), "--out", str(tmp_path / "out"), *FAST]
@@ -291,6 +320,24 @@ def test_a_model_is_made_from_nothing(tmp_path: Path, capsys: Capture) -> None:
     assert told(capsys, "inspect", done["model"], "--json")[0]
 
 
+def test_a_vocabulary_is_learned_from_documents_without_the_json_around_them(
+    tmp_path: Path, capsys: Capture
+) -> None:
+    """It was learned from the bytes of the file: its first tokens were `{"text": "` and escapes."""
+    text = "Mrs. Bennet was delighted.\nMr. Bennet was not.\n"
+    (tmp_path / "a.txt").write_text(text * 9)
+    (tmp_path / "a.jsonl").write_text((json.dumps({"text": text}) + "\n") * 9)
+    shown = []
+    for name in ("a.txt", "a.jsonl"):
+        out = tmp_path / f"{name}-out"
+        words = ["train", str(tmp_path / name), "--out", str(out), "--tokenizer", "bpe:280"]
+        words += ["--width", "32", "--heads", "2", "--kv-heads", "1", "--layers", "1", *ALONE]
+        words += ["--mlp-width", "32", "--context", "16", "--steps", "1", "--eval-split", "0.4"]
+        done, _ = told(capsys, *words)
+        shown.append(told(capsys, "tokenize", text, "--model", done["model"], "--json")[0])
+    assert shown[0] == shown[1]
+
+
 def test_a_text_too_short_to_hold_out_is_told(tmp_path: Path, capsys: Capture) -> None:
     """Three letters ended in a ValueError of NumPy and the advice to see a doctor."""
     (tmp_path / "t.txt").write_text("abc")
@@ -300,8 +347,20 @@ def test_a_text_too_short_to_hold_out_is_told(tmp_path: Path, capsys: Capture) -
 
 @pytest.mark.parametrize(
     "wrong",
-    [["--width", "100"], ["--heads", "5"], ["--tokenizer", "bpe:9"], ["--mlp-width", "33"]],
+    [
+        ["--width", "100"],
+        ["--width", "0"],
+        ["--heads", "5"],
+        ["--heads", "-6"],
+        ["--tokenizer", "bpe:9"],
+        ["--mlp-width", "33"],
+        ["--mlp-width", "0"],
+        ["--layers", "0"],
+        ["--context", "0"],
+    ],
 )
 def test_sizes_no_kernel_has_are_refused(tmp_path: Path, capsys: Capture, wrong: list[str]) -> None:
+    """Half of them ended in an error of Python's, with the advice to see a doctor."""
     assert main(["train", str(BOOK), "--out", str(tmp_path / "o"), *wrong]) == 2
-    assert "--" in capsys.readouterr().err
+    assert wrong[0] in capsys.readouterr().err
+    assert not (tmp_path / "o").exists()

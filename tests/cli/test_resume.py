@@ -45,6 +45,7 @@ def train(folder: Path) -> list[str]:
     return ["train", str(folder / "book.txt"), *TRAIN, "--epochs", "2", "--warmup", "3"]
 
 
+TOLD = "samples", "loss", "rate", "gradient_norm", "tokens", "skipped"
 RUNS: dict[str, tuple[Callable[[Path], list[str]], list[str]]] = {
     "adapter": (finetune, ["adapter_model.safetensors", "adapter_config.json"]),
     "adapter, sgd": (
@@ -96,6 +97,16 @@ def cut(whole: Path, to: Path, step: int) -> Path:
     return to / whole.name
 
 
+def curve(run: Path) -> dict[int, tuple[Any, ...]]:
+    """Of each step what no clock knows: samples, loss, rate, norm; the later line counts."""
+    found: dict[int, tuple[Any, ...]] = {}
+    for line in (run / LOG).read_text().splitlines():
+        e = json.loads(line)
+        if e["event"] == "step":
+            found[e["step"]] = tuple(e[name] for name in TOLD)
+    return found
+
+
 def end_of(run: Path) -> tuple[Any, ...]:
     """All that the last checkpoint holds, but for where it came from."""
     saved = read_checkpoint(CheckpointStore(run / CHECKPOINTS).paths()[0])
@@ -107,9 +118,9 @@ def end_of(run: Path) -> tuple[Any, ...]:
 def test_a_run_cut_anywhere_is_the_run_never_stopped(
     kind: str, tmp_path: Path, capsys: Capture
 ) -> None:
-    """A-j3: in the middle of an epoch, at its end, in the second one: what is written, the curve,
-    and parameters, states, position and progress of the last checkpoint are those of a run that was
-    never stopped.
+    """A-j3: in the middle of an epoch, at its end, in the second one: what is written, the samples
+    and losses of each step, and parameters, states, position and progress of the last checkpoint
+    are those of a run that was never stopped.
     """
     command, written = RUNS[kind]
     words, whole = [*command(tmp_path), *SAVING], tmp_path / "whole" / "run"
@@ -122,14 +133,15 @@ def test_a_run_cut_anywhere_is_the_run_never_stopped(
         run = cut(whole, tmp_path / str(step), step)
         told(capsys, *words, "--out", str(run), "--resume")
         assert end_of(run) == end_of(whole), step
+        assert curve(run) == curve(whole)
         assert read_curves(run / LOG) == read_curves(whole / LOG)
         for name in written:
             assert (run / name).read_bytes() == (whole / name).read_bytes(), (step, name)
 
 
 def test_a_run_of_many_kills_is_the_run_of_none(tmp_path: Path, capsys: Capture) -> None:
-    """`kill -9` where a step was just told and its checkpoint is being written: what is found is of
-    that step or of the one before, and in the end no bit tells of the kills.
+    """A-j3: `kill -9` where a step was just told and its checkpoint is being written: what is found
+    is of that step or of the one before, and in the end no bit tells of the kills.
     """
     words = ["train-images", str(DIGITS), *IMAGES, "--epochs", "4", *SAVING]
     told(capsys, *words, "--out", str(tmp_path / "whole" / "run"))

@@ -65,20 +65,28 @@ def test_a_narrow_terminal_gets_one_line() -> None:
     assert said == "step 9999/10000  loss 3.2500  12,345 tokens/s  987.6 MB  2:46:40 left"
     assert len(said) + SHORT_BAR + 1 <= 80
     assert "rate 0.00013" in words(record(1, None), None)
+    assert "  12,345 images/s  " in words(record(1, None), None, "images")
 
 
-def test_elsewhere_than_on_a_terminal_there_are_lines(capsys: pytest.CaptureFixture[str]) -> None:
+def test_elsewhere_than_on_a_terminal_there_are_lines(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first and the last step, and what comes two seconds after the line before."""
+    now = [100.0]
+    monkeypatch.setattr("rebar.cli.training_display.time.monotonic", lambda: now[0])
     shown, silent = Display(True), Display(False)
     for display in (shown, silent):
         with display.until(3):
-            display.evaluating(1, 2)
+            display.evaluating(1, 3)
+            now[0] += 2
+            display.evaluating(2, 3)
             display.evaluation(0, 4.5)
             for step in (1, 2, 3):
                 display.step(record(step, 0.0))
             display.stopping()
     lines = capsys.readouterr().err.splitlines()
     assert [line.split("  ")[0].strip() for line in lines] == [
-        "held out: 1 of 2 batches",
+        "held out: 2 of 3 batches",
         "step 0",
         "step 1/3",
         "step 3/3",

@@ -14,6 +14,7 @@ from rebar.cli.run_log import LOG, PLOT
 from rebar.graph.weights.classifier import open_classifier
 from tests.dataflow.images.test_images import DIGITS, folder_of
 from tests.tiny.classifier import LABELS, tiny_classifier
+from tests.tiny.png import gray_png
 
 Capture = pytest.CaptureFixture[str]
 SMALL = ["--stages", "8,16", "--threads", "1", "--batch", "32", "--batch-tokens", "16", "--json"]
@@ -33,6 +34,7 @@ def test_a_classifier_learns_and_is_written(tmp_path: Path, capsys: Capture) -> 
     assert "1,438 images of 8 x 8 x 1, 10 labels" in err
     assert done["held_out_loss_best"] < done["held_out_loss_before"] - 0.1
     assert done["held_out_right"].endswith(" of 359")
+    assert done["learned_images"] == 30 * 32
     file = open_classifier(out / "model.rebar")
     assert file.config.labels == tuple("0123456789")
     assert (file.name, file.provenance["source"]) == ("digits", "digits.npz")
@@ -70,6 +72,35 @@ def test_folders_of_files_and_faults(tmp_path: Path, capsys: Capture) -> None:
     (folder / "3" / "broken.png").write_bytes(b"GIF89a")
     assert main([*words, "--out", str(tmp_path / "b")]) == 2
     assert "broken.png: The image is a GIF" in capsys.readouterr().err
+
+
+def test_what_is_no_image_is_passed_over_when_asked_for(tmp_path: Path, capsys: Capture) -> None:
+    """Also where it is the first of all, which tells the size, or held out: both once ended the run
+    whatever --on-error said. And what has no such name is told, where it was left out in silence.
+    """
+    (tmp_path / "set").mkdir()
+    folder = folder_of(tmp_path / "set", 40)
+    words = ["train-images", str(folder), "--steps", "2", "--out", str(tmp_path / "a"), *SMALL]
+    for label in "0123456789":
+        (folder / label / "000000.png").write_bytes(gray_png(np.zeros((5, 5), np.uint8))[:50])
+        (folder / label / "more.jpg").write_bytes(b"x")
+    (folder / "1" / "SHOUTED.PNG").write_bytes(gray_png(np.zeros((8, 8), np.uint8)))
+    done, err = told(capsys, *words, "--on-error", "skip")
+    assert "51 images of 8 x 8 x 1" not in err
+    assert "files that are no .png, passed over: 10; the first: " in err
+    assert "files that are no such images, passed over: 10; " in err
+    held = int(str(done["held_out_right"]).split(" of ")[1])
+    assert 0 < held <= 10
+
+
+def test_a_wrong_image_is_told_before_any_is_learned_from(tmp_path: Path, capsys: Capture) -> None:
+    """The last of all, and not held out: it once ended the run in the middle of an epoch."""
+    (tmp_path / "set").mkdir()
+    folder = folder_of(tmp_path / "set", 40)
+    (folder / "9" / "zzz.png").write_bytes(gray_png(np.zeros((9, 8), np.uint8)))
+    assert main(["train-images", str(folder), "--out", str(tmp_path / "a"), *SMALL]) == 2
+    assert "zzz.png: The image has 9 rows of 8 pixels" in capsys.readouterr().err
+    assert not (tmp_path / "a").exists()
 
 
 @pytest.mark.parametrize(

@@ -216,6 +216,12 @@ def test_merge_writes_a_model_that_answers_as_its_adapter(
     target = str(tmp_path / "merged.rebar")
     made = told(capsys, "merge", model, adapter, target, "--json")
     assert (made["changed"], made["scale"]) == ("14 matrices", "1.5")
+    assert made["rounding"] == "0.00% of what the adapter adds"
+    assert main(["merge", model, adapter, str(tmp_path / "q4.rebar"), "--type", "Q4_0"]) == 0
+    assert "Rounding takes" not in capsys.readouterr().err  # of a large adapter
+    small = str(tiny_adapter(tmp_path / "small", tiny_config(), r=4, size=0.01))
+    assert main(["merge", model, small, str(tmp_path / "q4s.rebar"), "--type", "Q4_0"]) == 0
+    assert "Choose --type auto or a float type" in capsys.readouterr().err
     assert main(["merge", model, adapter, target]) == 2
     assert "--force" in capsys.readouterr().err
     assert main(["merge", target, adapter, str(tmp_path / "twice.rebar")]) == 2
@@ -300,6 +306,22 @@ def test_matrices_take_other_types(model: str, tmp_path: Path, capsys: Capture) 
     assert "rows of 64 values, which Q4_K cannot hold" in capsys.readouterr().err
     assert main(["convert", model, again, "--force", "--types-of", base, "--type", "F16"]) == 2
     assert "--types-of goes with --as rebar" in capsys.readouterr().err
+
+
+def test_an_adapter_is_no_model_but_can_be_looked_at(
+    model: str, tmp_path: Path, capsys: Capture
+) -> None:
+    """Given as MODEL it was "config.json cannot be opened", with nothing about what it is."""
+    folder = str(tiny_adapter(tmp_path / "adapter", tiny_config(), r=4, lora_alpha=6))
+    facts = told(capsys, "inspect", folder, "--json")
+    assert (facts["rank"], facts["scale"], facts["modules"]) == (4, 1.5, 14)
+    assert (facts["base"], facts["trained_on"], len(facts["digest"])) == ("tiny", "", 64)
+    assert main(["inspect", folder]) == 0
+    assert "q_proj, k_proj" in capsys.readouterr().out
+    swapped = (["merge", folder, model, "x.rebar"], ["convert", folder, "x.rebar"])
+    for verb in (*swapped, ["generate", "ab", "--model", folder]):
+        assert main(verb) == 2
+        assert "is an adapter, and no model. Give the model" in capsys.readouterr().err
 
 
 def test_generate_takes_an_adapter(model: str, tmp_path: Path, capsys: Capture) -> None:

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rebar.dataflow.text import Tokenizer, build_vocabulary
+from rebar.dataflow.text.vocabulary import read_vocabulary
 from rebar.errors import CorruptFileError
 from rebar.graph.weights.model_file import TokenizerData
 from tests.dataflow.vocabularies import bpe, bpe_data, sealed, spm, spm_data
@@ -219,3 +220,28 @@ def test_a_vocabulary_of_one_token_works() -> None:
     assert tokenizer.encode("abca") == [0, 0]
     assert tokenizer.bos_id is None
     assert len(tokenizer.missing_bytes) == 255
+
+
+@pytest.mark.parametrize(
+    "data",
+    [*map(bpe_data, ("smollm", "gpt-2", "qwen2", "llama-bpe")), spm_data(), spm_data(prefix=True)],
+    ids=["smollm", "gpt-2", "qwen2", "llama-bpe", "spm", "prefix"],
+)
+def test_tables_say_what_they_were_built_of(data: TokenizerData) -> None:
+    """Whoever writes a tokenizer in another format reads it from them; built again they are the
+    same bytes. Only merges are told for SentencePiece too, where they were derived from scores.
+    """
+    tables = build_vocabulary(data)
+    read = read_vocabulary(tables)
+    assert build_vocabulary(read) == tables
+    if data.kind == "spm":
+        data = replace(data, tokens=[t.replace(" ", "\u2581") for t in data.tokens])
+        assert read.merges
+        assert all(len(merge.split(" ")) == 2 for merge in read.merges)
+        data = replace(data, merges=read.merges, scores=read.scores)
+    assert read == data
+
+
+def test_damaged_tables_are_not_read() -> None:
+    with pytest.raises(CorruptFileError, match="Convert the model again"):
+        read_vocabulary(BPE[:-8])

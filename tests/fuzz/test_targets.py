@@ -14,6 +14,7 @@ import pytest
 from tests.fuzz import (
     fuzz_classifier,
     fuzz_gguf,
+    fuzz_images,
     fuzz_png,
     fuzz_rebar,
     fuzz_records,
@@ -30,6 +31,7 @@ MODULES = (
     fuzz_records,
     fuzz_tokens,
     fuzz_png,
+    fuzz_images,
 )
 TARGETS = tuple(module.TARGET for module in MODULES)
 

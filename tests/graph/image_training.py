@@ -11,9 +11,8 @@ import numpy as np
 
 from rebar.graph.backward import Recompute, Scheduler
 from rebar.graph.image import Image, ImageBuilder
-from rebar.graph.nodes_loss import CrossEntropy
 from rebar.graph.parameters import Parameters, ParameterShape, fill
-from rebar.graph.recorded import RecordedLearner
+from rebar.graph.recorded import RecordedLearner, with_loss
 from rebar.graph.tensor import Tensor
 from rebar.hal import (
     DeviceManager,
@@ -73,11 +72,12 @@ class Trained(RecordedLearner):
         values = case.height * case.width * case.channels
         self.images: F32 = random.standard_normal((IMAGES, values), dtype=np.float32)
         self.labels = Indices(np.array([1, 3, 0], np.int32))
-        self.step = Step(IMAGES, 1, 1, 1)
-        for array in (self.step.ids, self.step.sequences, self.step.tables):
+        step = Step(IMAGES, 1, 1, 1)
+        for array in (step.ids, step.sequences, step.tables):
             array[:] = 0
-        self.step.rows, self.step.positions[:] = IMAGES, np.arange(IMAGES)
-        super().__init__(manager, parameters, self._scheduler_of(case, parameters), recompute)
+        step.rows, step.positions[:] = IMAGES, np.arange(IMAGES)
+        scheduler = self._scheduler_of(case, parameters)
+        super().__init__(manager, parameters, scheduler, step, recompute)
 
     def _scheduler_of(self, case: Case, parameters: Parameters) -> Scheduler:
         g, images = ImageBuilder(), Tensor("images", (Domain.ROWS, self.images.shape[1]))
@@ -85,14 +85,13 @@ class Trained(RecordedLearner):
             p.name: Tensor(p.name, p.shape, WeightFormat.F32 if len(p.shape) == 2 else "f32")
             for p in parameters
         }
-        key, labels = Tensor("key", (2,), "i32"), Tensor("labels", (Domain.ROWS,), "i32")
+        key = Tensor("key", (2,), "i32")
         start = Image(images, case.height, case.width, case.channels)
         window = Window(case.height, case.width, case.channels, 1, 1)
         mixed = g.conv("first", start, tensors["first"], None, window)
         features = case.body(g, mixed, tensors, key)
         logits = g.linear("logits", features, (tensors["head"],), (tensors["head bias"],))
-        loss = Tensor("loss", CrossEntropy.shape(logits.shape))
-        g.nodes.append(CrossEntropy("loss", logits, labels, loss))
+        graph, loss, labels = with_loss(g.graph(logits), logits)
         bound: dict[Tensor, Operand] = {t: parameters[name].value for name, t in tensors.items()}
         bound |= {images: Rows(self.images), labels: self.labels}
         bound[key] = Indices(np.array([5, 6], np.int32))
@@ -100,7 +99,7 @@ class Trained(RecordedLearner):
             t: parameters[name].gradient for name, t in tensors.items()
         }
         limits = Limits(rows=IMAGES, positions=16, blocks=1)
-        return Scheduler(g.graph(loss), loss, limits, bound, gradients)
+        return Scheduler(graph, loss, limits, bound, gradients)
 
     def forward(self) -> None:
         """Losses are in program.losses."""

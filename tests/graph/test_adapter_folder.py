@@ -69,6 +69,7 @@ def test_values_of_every_type_are_exact(tmp_path: Path, kind: Any) -> None:
 def test_every_spelling_of_a_name_means_the_same(
     tmp_path: Path, rename: Callable[[str], str]
 ) -> None:
+    """A-j4: with the prefix of peft and without."""
     values = adapter_values(CONFIG, ["q_proj", "up_proj"], 4)
     named = {rename(name): v for name, v in values.items()}
     kept = {"targets": ["q_proj", "up_proj"], "prefix": ""}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import get_args
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -9,10 +11,12 @@ from hypothesis import strategies as st
 
 from rebar.graph.builder import Builder
 from rebar.graph.fuse import fuse
+from rebar.graph.nodes_lora import adapters_shape
 from rebar.graph.tensor import Tensor
+from rebar.graph.weights import WeightType
 from rebar.hal import Activation, Domain, Indices, Operand, Rows, WeightFormat
 from tests.graph import slopes
-from tests.graph.harness import F32, Call, packed, storage
+from tests.graph.harness import F32, Call, matrix, packed, storage
 from tests.tiny.quantize import quantize
 
 widths = st.integers(1, 40)
@@ -50,16 +54,18 @@ class Case:
         self.trained[v] = self.draw(n)
         return v
 
-    def quantized(self, name: str, n: int, k: int) -> Tensor:
-        w = Tensor(name, (n, k), WeightFormat.Q8_0)
-        stored = np.frombuffer(quantize("Q8_0", self.draw(n, k)), np.uint8)
-        self.frozen[w] = packed(stored, WeightFormat.Q8_0, n, k)
+    def quantized(self, name: str, n: int, k: int, kind: WeightType = "Q8_0") -> Tensor:
+        w = Tensor(name, (n, k), WeightFormat[kind])
+        stored = np.frombuffer(quantize(kind, self.draw(n, k)), np.uint8)
+        self.frozen[w] = packed(stored, WeightFormat[kind], n, k)
         return w
 
-    def check(self, out: Tensor, call: Call, *, fused: bool = False) -> None:
+    def check(
+        self, out: Tensor, call: Call, *, fused: bool = False, tables: slopes.Tables | None = None
+    ) -> None:
         graph = self.g.graph(out)
         graph = fuse(graph) if fused else graph
-        slopes.check(graph, out, self.trained, self.frozen, call)
+        slopes.check(graph, out, self.trained, self.frozen, call, tables=tables)
 
 
 @given(counts, widths)
@@ -101,6 +107,45 @@ def test_frozen_quantized_weights_pass_the_gradient_on(fused: bool) -> None:
     y = case.g.linear("y", h, (case.quantized("q", 32, 64), case.matrix("w", 32, 64)))
     out = case.g.add("sum", x, y)
     case.check(out, Call([(0, 5, [0])]), fused=fused)
+
+
+@pytest.mark.parametrize("kind", get_args(WeightType))
+def test_frozen_weights_of_every_type_pass_the_gradient_on(kind: WeightType) -> None:
+    """Rows of 256 values: whole blocks of every type."""
+    case = Case()
+    x = case.input(3, 256)
+    case.check(case.g.linear("y", x, (case.quantized("w", 21, 256, kind),)), Call([(0, 3, [0])]))
+
+
+@given(counts, widths, widths)
+@shapes
+def test_a_tied_head(rows: int, vocabulary: int, k: int) -> None:
+    """One matrix looked up and multiplied by: both gradients add up in it."""
+    case = Case()
+    w = case.matrix("w", vocabulary, k)
+    out = case.g.linear("logits", case.g.embed(w, 2.0), (w,))
+    ids = [i % vocabulary for i in (7, 0, 19, 7, 7, 3, 0)][:rows]
+    case.check(out, Call([(0, rows, [0])], ids=ids))
+
+
+@pytest.mark.parametrize("fused", [False, True])
+@given(counts, st.integers(2, 40), st.integers(1, 5), st.lists(widths, min_size=1, max_size=3))
+@settings(max_examples=8, deadline=None)
+def test_adapters(fused: bool, rows: int, k: int, rank: int, parts: list[int]) -> None:
+    """Beside a frozen product, with a residual behind; the last part has none of its own."""
+    case, n = Case(), sum(parts)
+    x, residual = case.input(rows, k), case.input(rows, n, "z")
+    w = Tensor("w", (n, k), WeightFormat.F32)
+    case.frozen[w] = matrix(case.draw(n, k))
+    table = Tensor("adapters", adapters_shape(1, rank, k, tuple(parts)), "lora")
+    named = {i: (f"A{i}", f"B{i}") for i in range(max(1, len(parts) - 1))}
+    for i, (a, b) in named.items():
+        case.matrix(a, rank, k)
+        case.matrix(b, parts[i], rank)
+    out = case.g.adapted("y", x, case.g.linear("y", x, (w,)), table)
+    out = case.g.add("sum", out, residual)
+    call = Call([(0, rows, [0])], adapters=[0] * rows)
+    case.check(out, call, fused=fused, tables=slopes.one_adapter(table, named, -0.75))
 
 
 def test_a_product_that_adds_its_residual() -> None:

@@ -126,6 +126,16 @@ def test_broken_ones_are_named_and_passed_over(tmp_path: Path) -> None:
     assert [p.name in t for p, t in zip(reversed(paths[1:]), told, strict=True)] == [True, True]
 
 
+def test_a_part_is_no_checkpoint(tmp_path: Path) -> None:
+    """A-l2: what a killed save left behind is all there is."""
+    store = CheckpointStore(tmp_path)
+    left = tmp_path / ".checkpoint-00000007-20260102T030405.999999Z.safetensors.x1y2.part"
+    left.write_bytes(b"half")
+    assert store.newest() is None
+    store.save(1, {"step": 1}, ARRAYS)
+    assert not left.exists()
+
+
 def test_the_last_ones_stay_and_the_best_one(tmp_path: Path) -> None:
     store = CheckpointStore(tmp_path, keep=2)
     for step in range(1, 6):

@@ -94,8 +94,12 @@ def test_pools(device: DeviceManager, window: Window) -> None:
     assert (np.abs(values.rows(mean).data - want) <= bound).all()
 
 
-@pytest.mark.parametrize(("channels", "groups"), [(1, 1), (24, 24), (32, 32), (48, 16), (64, 32)])
+@pytest.mark.parametrize(
+    ("channels", "groups"),
+    [(1, 1), (24, 24), (32, 32), (33, 11), (37, 1), (40, 20), (48, 24), (64, 32), (96, 32)],
+)
 def test_group_norm(device: DeviceManager, channels: int, groups: int) -> None:
+    """Their number was that of a common divisor of the channels and 32: one for 33 channels."""
     assert groups_of(channels) == groups
     x, weight, bias = random(IMAGES, 12 * channels), random(channels), random(channels, seed=4)
     g, tx = ImageBuilder(), image(4, 3, channels)

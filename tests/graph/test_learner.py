@@ -11,7 +11,7 @@ import pytest
 
 from rebar.errors import InputError, MemoryBudgetError, ShapeError, TrainingError
 from rebar.graph.backward import RECOMPUTE
-from rebar.graph.batch import Batch
+from rebar.graph.batch import NOT_ASKED, Batch
 from rebar.graph.explosion import QUIET_STEPS, Quiet
 from rebar.graph.gradients import Gradients
 from rebar.graph.learner import Learner, LearnerOptions, open_learner
@@ -19,8 +19,7 @@ from rebar.graph.lora.spec import LoraSpec
 from rebar.graph.node import Node, Values
 from rebar.graph.parameters import Parameter, fill
 from rebar.graph.weights import ModelFile, open_model
-from rebar.hal import Matrix
-from rebar.hal.ref import WideBackend
+from tests.graph import slopes
 from tests.tiny import tiny_gguf
 
 FAMILIES = ("llama", "qwen2", "gemma3")
@@ -50,42 +49,19 @@ def learner(model: ModelFile, **changes: Any) -> Learner:
 
 
 def flat(of: Parameter, what: str) -> np.ndarray:
-    value = of.value if what == "value" else of.gradient
-    return value.data.view(np.float32) if isinstance(value, Matrix) else value.data
+    return slopes.flat(of.value if what == "value" else of.gradient)
 
 
 def check_slopes(model: Learner) -> None:
-    """Every parameter's gradient is the slope of the loss along a random direction, in float64
-    throughout.
-
-    A central difference of step h errs by h^2 times a third derivative and by the rounding of the
-    loss, 2^-53 of it, over h: with h = 1e-5 both are about 1e-10 of a loss of 100 times the
-    direction's length, which is below 1e-6 of the slopes here.
-    """
-    backend = model.device.backend
-    assert isinstance(backend, WideBackend)
-    memory, batch, h = backend.memory, Batch.of(*texts(9, 1, 13)), 1e-5
+    """Every parameter's gradient is the slope of the loss, in float64 throughout."""
+    memory, batch = slopes.wide_memory(model.device), Batch.of(*texts(9, 1, 13))
     model.run(batch, 1.0)
-    gradients = {p.name: memory.wide(flat(p, "gradient")).copy() for p in model.parameters}
 
-    def loss() -> float:
+    def losses() -> slopes.F64:
         model.evaluate(batch)
-        return float(memory.wide(model.program.losses.data[: batch.tokens]).sum())
+        return memory.wide(model.program.losses.data[: batch.tokens])
 
-    random = np.random.default_rng(2)
-    for parameter in model.parameters:
-        values, gradient = flat(parameter, "value"), gradients[parameter.name]
-        start = memory.wide(values).copy()
-        # Rows that fill up a tile belong to nobody, and ids that do not occur have no gradient.
-        direction = random.standard_normal(start.shape) * (gradient != 0)
-        memory.change(values, start + h * direction)
-        above = loss()
-        memory.change(values, start - h * direction)
-        slope = (above - loss()) / (2 * h)
-        memory.change(values, start)
-        expected = float((gradient * direction).sum())
-        assert expected != 0
-        assert abs(slope - expected) < 1e-6 * (1 + abs(expected)), parameter.name
+    slopes.check_parameters(memory, model.parameters, losses)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -133,22 +109,27 @@ def test_what_is_computed_again_changes_no_bit_and_takes_less(tmp_path: Path, fu
 
 
 def test_windows_cut_into_micro_batches_learn_the_same(tmp_path: Path) -> None:
-    """A-j1: one batch of 8, 8 of 1, 4 of 2; the scale is that of the whole window, known before.
+    """A-j1: one batch of 8, 8 of 1, 4 of 2, 2 of 4, some targets not asked, one sequence not at
+    all; the scale is that of the whole window, known before.
 
     Gradients are float32 sums over 60 rows in other orders: some 60 eps of the largest addend.
     """
-    ids = texts(1, 9, 3, 14, 2, 5, 21, 5)
-    scale = 1 / Batch.of(*ids).tokens
+    pairs = Batch.of(*texts(1, 9, 3, 14, 2, 5, 21, 5)).sequences
+    for _, targets in pairs[1::2]:
+        targets[1::3] = NOT_ASKED
+    pairs[2][1][:] = NOT_ASKED
+    asked = Batch(pairs).tokens
+    scale = 1 / asked
     gradients, totals = [], []
-    for size in (8, 1, 2):
+    for size in (8, 1, 2, 4):
         model = learner(tiny(tmp_path, "llama"), max_rows=64, max_sequences=8)
-        losses = [model.run(Batch.of(*ids[i : i + size]), scale) for i in range(0, len(ids), size)]
+        losses = [model.run(Batch(pairs[i : i + size]), scale) for i in range(0, 8, size)]
         total = losses[0]
         for loss in losses[1:]:
             total = total + loss
         gradients.append(model.parameters.gradients.copy())
         totals.append(total)
-    assert {t.tokens for t in totals} == {52}
+    assert {t.tokens for t in totals} == {asked} == {41}
     for gradient, total in zip(gradients, totals, strict=True):
         assert np.abs(gradient - gradients[0]).max() <= 1e-5 * np.abs(gradients[0]).max()
         assert abs(total.total - totals[0].total) <= 1e-6 * totals[0].total
@@ -266,7 +247,7 @@ def test_a_parameter_without_a_gradient_is_named() -> None:
     quiet, none, some = Quiet(), np.zeros(9000, np.float32), np.zeros(9000, np.float32)
     some[8999] = 1e-30
     for step in range(1, QUIET_STEPS):
-        quiet.check([("a", some), ("b", none)], step)
+        assert quiet.check([("a", some), ("b", none)], step) == ("b",)
     with pytest.raises(TrainingError, match="step 9: no gradient has reached b for 4 steps"):
         quiet.check([("a", some), ("b", none)], 9)
     quiet.check([("a", some), ("b", some)], 10)

@@ -12,7 +12,7 @@ from rebar.dataflow.models import convert
 from rebar.errors import InputError
 from rebar.graph import ModelFile, Row, Runner, RunnerOptions, SamplingParams, Sequence, load_runner
 from rebar.graph.lora import Adapter, read_adapter
-from rebar.graph.lora.merge import MergeType, merged
+from rebar.graph.lora.merge import MergeType, merged, rounding
 from rebar.graph.weights import WeightType, open_model, write_rebar
 from rebar.graph.weights.provenance import base_digest, merged_digests
 from rebar.graph.weights.values import dense, encoded
@@ -111,6 +111,25 @@ def test_each_weight_is_rounded_to_its_type(
         assert (whole.tensors[name].data == base.tensors[name].data).all()
 
 
+def test_what_is_rounded_away_is_measured(tmp_path: Path) -> None:
+    """By the size of what was added: of an adapter a tenth as large ten times as much. In the few
+    bits of the base a small one goes back to where it came from, and all of it is lost.
+    """
+    base = open_base(tmp_path, "llama", "Q4_0")
+    found: dict[str, list[float]] = {}
+    for size in (0.1, 0.01):
+        adapter = adapter_for(tmp_path, base, str(size), size=size)
+        for kind in ("F32", "Q8_0", "same"):
+            whole = written(merged(base, adapter, kind), base, tmp_path / "m.rebar")
+            found.setdefault(kind, []).append(rounding(base, adapter, whole))
+    assert max(found["F32"]) < 1e-5
+    assert 5 < found["Q8_0"][1] / found["Q8_0"][0] < 20
+    assert found["same"][0] > 5 * found["Q8_0"][0]
+    assert 0.9 < found["same"][1] < 1.1
+    # 4 bits err by some 8 % of a matrix of normal values, to which the adapter adds 20 % (scale 2)
+    assert 0.2 < found["same"][0] < 0.8
+
+
 def test_a_model_is_merged_from_any_kind_of_file(tmp_path: Path) -> None:
     """Rows of q and k stand in another order in a GGUF file of the llama family; as packed files
     and folders have them they are merged alike.
@@ -140,8 +159,8 @@ def test_merged_twice_is_refused_and_another_one_is_not(tmp_path: Path) -> None:
 
 
 def test_the_way_back_is_the_base(tmp_path: Path) -> None:
-    """Nothing is subtracted, for what was rounded does not come back: the model's own file stays as
-    it was, and the merged one says of which file it was made.
+    """A-j4: nothing is subtracted, for what was rounded does not come back: the model's own file
+    stays as it was, and the merged one says of which file it was made.
     """
     base = open_base(tmp_path)
     before = base.path.read_bytes()

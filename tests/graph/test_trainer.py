@@ -57,11 +57,22 @@ def test_it_learns() -> None:
     assert records[0].peak_rss > 10 << 20
 
 
+def test_a_parameter_that_gets_no_gradient_is_named_in_every_step() -> None:
+    """Four such steps in a row are an error; of one to three nothing was said."""
+    data = points(32)
+    data.x[:] = 0.0
+    assert {record.silent for record in trainer(Source(points(32))).run()} == {()}
+    some = trainer(Source(data), TrainerOptions(steps=3))
+    assert [record.silent for record in some.run()] == [("weight",)] * 3
+    with pytest.raises(TrainingError, match="step 4: no gradient has reached weight"):
+        list(trainer(Source(data)).run())
+
+
 @pytest.mark.parametrize("micro", [8, 4, 2, 1])
 def test_a_window_is_one_whatever_it_was_cut_into(micro: int) -> None:
     """A-j1: means of means, and losses multiplied by the number of micro-batches, are the classic.
-    Eight samples of which some are not asked; sums go on from one micro-batch to the next in the
-    same order, so that even the bits are equal.
+    Eight samples of which some are not asked (A-j2: alone in their micro-batch, too); sums go on
+    from one micro-batch to the next in the same order, so that even the bits are equal.
     """
     data = points(8, asked=[True, False, True, True, False, False, True, True])
     whole, cut = trainer(Source(data, 8, 8)), trainer(Source(data, 8, micro))
@@ -75,7 +86,7 @@ def test_a_window_is_one_whatever_it_was_cut_into(micro: int) -> None:
 
 
 def test_the_last_window_weighs_its_own_tokens() -> None:
-    """Ten samples in windows of four: the last has two, each of weight 1/2."""
+    """A-j1: ten samples in windows of four: the last has two, each of weight 1/2."""
     made = trainer(Source(points(10), window=4), rule=Sgd(), rate=0.0001)
     records = list(made.run())
     assert [r.tokens for r in records] == [4, 4, 2]
@@ -105,6 +116,7 @@ def test_a_window_without_supervision_is_no_step() -> None:
 
 
 def test_data_without_any_supervision_is_an_error(tmp_path: Path) -> None:
+    """A-j2: a run that learned nothing once ended as a success."""
     made = trainer(Source(points(6, asked=[False] * 6)), folder=tmp_path)
     before = values(made)
     with pytest.raises(InputError, match="all 6 samples were skipped"):

@@ -48,6 +48,17 @@ def test_the_faint_line_is_behind_and_dots_mark_points() -> None:
     assert len(list(picture.iter(f"{SVG}circle"))) == 2
 
 
+def test_a_long_title_gives_way_to_the_legend() -> None:
+    """A model's path ran across the names of the lines; its end says more than its beginning."""
+    line = Series("held out", [(0, 1.0), (1, 2.0)], "#00f")
+    for title in ("short", "/a/very/long/path" * 8 + " on chat.jsonl"):
+        picture = ET.fromstring(line_plot([line], title, "step", "loss"))
+        first, *_ = (e.text or "" for e in picture.iter(f"{SVG}text"))
+        assert title.endswith(first.removeprefix("…"))
+        assert (first == title) == (title == "short")
+        assert 64 + 8.5 * len(first) <= 760 - 20 - 34 - 7 * len("held out")
+
+
 @pytest.mark.parametrize(
     ("values", "expected"),
     [

@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import socket
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,34 +10,17 @@ import numpy as np
 import pytest
 
 from rebar.cli.run_log import LOG, read_curves
+from tests.cli.test_finetune import chats
+from tests.cli.test_resume import curve, cut, end_of
+from tests.parity.rank_verbs import ended, start_ranks
 from tests.tiny import tiny_gguf
 
 pytestmark = pytest.mark.parity
 
 
 def start(folder: Path, model: Path, data: Path, *words: str, size: int = 2) -> list[Any]:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    command = [sys.executable, "-m", "rebar", "finetune", str(model), "--data", str(data)]
-    command += ["--threads", "1", "--rate", "0.01", "--out", str(folder), *words]
-    shared = os.environ | {"REBAR_CACHE": str(folder.parent / "cache"), "WORLD_SIZE": str(size)}
-    shared |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "REBAR_RANK_TIMEOUT": "30"}
-    return [
-        subprocess.Popen(
-            command, env=shared | {"RANK": str(rank)}, stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE, text=True,
-        )
-        for rank in range(size)
-    ]  # fmt: skip
-
-
-def ended(ranks: list[Any]) -> list[tuple[int, str, str]]:
-    found = []
-    for process in ranks:
-        out, err = process.communicate(timeout=120)
-        found.append((process.returncode, out, err))
-    return found
+    command = ["finetune", str(model), "--data", str(data), "--threads", "1", "--rate", "0.01"]
+    return start_ranks(folder.parent / "cache", [*command, "--out", str(folder), *words], size)
 
 
 def test_two_processes_train_one_adapter(tmp_path: Path) -> None:
@@ -66,3 +45,21 @@ def test_two_processes_train_one_adapter(tmp_path: Path) -> None:
     again = ended(start(tmp_path / "two", model, data))
     assert [code for code, *_ in again] == [2, 2]
     assert all("--resume" in err for *_, err in again)
+
+
+def test_an_adapter_of_two_processes_goes_on_with_the_same_bits(tmp_path: Path) -> None:
+    """Windows of two micro-batches, cut in the middle of the second epoch."""
+    model, data = tiny_gguf(tmp_path), Path(chats(tmp_path, 18))
+    words = ["--batch=4", "--batch-tokens=32", "--epochs=3", "--json", "--checkpoint-every=1"]
+    words += ["--keep=99", "--eval-split=0.2", "--eval-every=2"]
+    whole = tmp_path / "whole" / "run"
+    done = ended(start(whole, model, data, *words))
+    assert [code for code, *_ in done] == [0, 0], done
+    run = cut(whole, tmp_path / "cut", 3)
+    done = ended(start(run, model, data, *words, "--resume"))
+    assert [code for code, *_ in done] == [0, 0], done
+    assert "resume     step 3" in done[0][2]
+    assert end_of(run) == end_of(whole)
+    assert curve(run) == curve(whole)
+    name = "adapter_model.safetensors"
+    assert (run / name).read_bytes() == (whole / name).read_bytes()

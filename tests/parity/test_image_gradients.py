@@ -19,14 +19,15 @@ from rebar.graph.models.image_config import ConvNetConfig
 from rebar.graph.nodes_image import groups_of
 from rebar.graph.parameters import dense
 from rebar.graph.tensor import Tensor
+from rebar.hal import Domain, Indices
 from rebar.hal.launches_image import PoolKind, Window
-from tests.parity.test_gradients import compare, draw
+from tests.graph.harness import Call, open_device, run
+from tests.parity.beside_torch import Values, compare, draw
 
 pytestmark = pytest.mark.parity
 some = settings(max_examples=30, deadline=None)
 sides, kernels = st.integers(1, 9), st.integers(1, 4)
 windows = st.tuples(sides, sides, st.integers(1, 20), kernels, kernels, kernels, st.integers(0, 2))
-Values = Mapping[str, Any]
 
 
 def window_of(sizes: tuple[int, ...]) -> Window:
@@ -115,6 +116,67 @@ def test_group_norm_and_relu(height: int, width: int, channels: int, images: int
 
     values = {"w": draw(2, channels), "b": draw(3, channels)}
     against(window, images, values, ours, theirs)
+
+
+@given(st.integers(1, 4), st.integers(1, 200), st.sampled_from([0.0, 0.1, 0.5, 0.9]))
+@some
+def test_dropout(images: int, n: int, rate: float) -> None:
+    """What stays is what our way forward keeps, and is scaled in float32; the way back drops the
+    same.
+    """
+    key = Tensor("key", (2,), "i32")
+    frozen = {key: Indices(np.array([images, n], np.int32))}
+    g, ones = ImageBuilder(), Tensor("ones", (Domain.ROWS, n))
+    kept = g.dropout("kept", ones, key, rate)
+    inputs = {ones: np.ones((images, n), np.float32)}
+    values = run(g.graph(kept), open_device("ref"), Call([(0, images, [0])]), frozen, inputs)
+    factor = values.rows(kept).data.astype(np.float64)
+    assert set(np.unique(factor)) <= {0.0, float(np.float32(1 / (1 - rate)))}
+
+    def ours(g: Builder, t: Mapping[str, Tensor]) -> Tensor:
+        assert isinstance(g, ImageBuilder)
+        return g.dropout("kept", t["x"], key, rate)
+
+    compare(
+        ours,
+        lambda torch, v: v["x"] * torch.tensor(factor),
+        {"x": draw(1, images, n)},
+        images,
+        frozen,
+        g=ImageBuilder(),
+    )
+
+
+@given(sides, sides, st.integers(1, 20), st.integers(1, 30), st.integers(1, 4))
+@some
+def test_reshaped_means_and_flat(
+    height: int, width: int, channels: int, n: int, images: int
+) -> None:
+    """An image read by other sizes, the mean of each channel, and all values as one row."""
+    size, other = (
+        (height, width, channels),
+        Window(width, height * channels, 1, 1, height * channels),
+    )
+    values = {
+        "x": draw(1, images, height * width * channels),
+        "flat": draw(2, n, height * width * channels),
+    }
+    values |= {"mean": draw(3, n, channels), "side": draw(4, n, width), "b": draw(5, n)}
+
+    def ours(g: Builder, t: Mapping[str, Tensor]) -> Tensor:
+        assert isinstance(g, ImageBuilder)
+        x = Image(t["x"], *size)
+        sides = g.pool("sides", x.reshaped(width, height * channels, 1), other, PoolKind.MEAN)
+        means = g.linear("m", g.global_mean("means", x).flat(), (t["mean"],), (t["b"],))
+        both = g.add("both", means, g.linear("s", sides.flat(), (t["side"],)))
+        return g.add("all", both, g.linear("f", x.flat(), (t["flat"],)))
+
+    def theirs(torch: Any, v: Values) -> Any:
+        means = v["x"].view(images, height * width, channels).mean(dim=1)
+        sides = v["x"].view(images, width, height * channels).mean(dim=2)
+        return means @ v["mean"].T + v["b"] + sides @ v["side"].T + v["x"] @ v["flat"].T
+
+    compare(ours, theirs, values, images, g=ImageBuilder())
 
 
 def test_the_gradient_of_a_whole_network() -> None:

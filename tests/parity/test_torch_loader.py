@@ -27,7 +27,7 @@ def data(tmp_path: Path) -> MMapDataset:
 @pytest.mark.parametrize("start", ["fork", "spawn"])
 @pytest.mark.parametrize("workers", [0, 3])
 def test_records(data: MMapDataset, workers: int, start: str) -> None:
-    """Workers get the path, not the data; each record comes once, in the sampler's order."""
+    """A-j7: workers get the path, not the data; each record comes once, in the sampler's order."""
     torch = pytest.importorskip("torch")
     seen: dict[int, list[Any]] = {}
     for count in (0, workers):

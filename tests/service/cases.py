@@ -261,36 +261,58 @@ TESTS: dict[str, dict[str, tuple[str, ...]]] = {
     },
     "A-j1": {
         "graph/test_learner.py": ("test_windows_cut_into_micro_batches_learn_the_same",),
-        "graph/test_trainer.py": ("test_a_window_is_one_whatever_it_was_cut_into",),
+        "graph/test_trainer.py": (
+            "test_a_window_is_one_whatever_it_was_cut_into",
+            "test_the_last_window_weighs_its_own_tokens",
+        ),
     },
     "A-j2": {
+        "cli/test_finetune.py": ("test_data_without_an_answer_is_refused",),
+        "dataflow/data/test_batches.py": ("test_what_is_cut_and_what_asks_nothing_is_counted",),
         "graph/test_learner.py": ("test_a_batch_without_a_supervised_token_adds_nothing",),
-        "graph/test_trainer.py": ("test_a_window_without_supervision_is_no_step",),
+        "graph/test_trainer.py": (
+            "test_a_window_is_one_whatever_it_was_cut_into",
+            "test_a_window_without_supervision_is_no_step",
+            "test_data_without_any_supervision_is_an_error",
+        ),
     },
     "A-j3": {
+        "cli/test_resume.py": (
+            "test_a_run_cut_anywhere_is_the_run_never_stopped",
+            "test_a_run_of_many_kills_is_the_run_of_none",
+        ),
         "graph/test_trainer.py": ("test_a_run_that_was_stopped_goes_on_with_the_same_bits",),
     },
     "A-j4": {
         "graph/test_adapter_folder.py": (
             "test_the_scale_of_case_j4",
             "test_values_of_every_type_are_exact",
+            "test_every_spelling_of_a_name_means_the_same",
             "test_what_cannot_be_served_is_refused_by_name",
         ),
         "graph/test_merge.py": (
             "test_merged_equals_unmerged",
             "test_merged_twice_is_refused_and_another_one_is_not",
+            "test_the_way_back_is_the_base",
         ),
     },
     "A-j5": {
         "parity/test_collective.py": ("test_a_rank_that_ends_or_hangs_ends_all",),
+        "parity/test_images_ranks.py": (
+            "test_three_processes_train_one_network",
+            "test_a_rank_that_fails_at_its_start_ends_all",
+            "test_a_killed_rank_ends_all_and_they_go_on_with_the_same_bits",
+        ),
         "parity/test_ranks.py": (
             "test_ranks_with_uneven_data_end_together",
             "test_a_dead_rank_ends_all_with_a_message",
         ),
     },
     "A-j6": {
+        "dataflow/data/test_batches.py": ("test_broken_lines_by_rule",),
         "dataflow/data/test_index.py": (
             "test_case_j6",
+            "test_files_without_records",
             "test_long_lines",
             "test_wide_characters_are_named",
             "test_an_error_says_file_and_line",
@@ -298,6 +320,7 @@ TESTS: dict[str, dict[str, tuple[str, ...]]] = {
     },
     "A-j7": {
         "dataflow/data/test_pipeline.py": ("test_case_j7",),
+        "parity/test_torch_loader.py": ("test_records",),
     },
     "A-k1": {
         "service/test_metrics_hostile.py": (
@@ -328,6 +351,7 @@ TESTS: dict[str, dict[str, tuple[str, ...]]] = {
     },
     "A-l2": {
         "graph/test_checkpoint.py": (
+            "test_a_part_is_no_checkpoint",
             "test_broken_ones_are_named_and_passed_over",
             "test_a_disk_that_is_full_leaves_the_former_as_they_were",
             "test_a_kill_at_any_moment_costs_one_interval",

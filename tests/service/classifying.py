@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rebar.graph import RunnerOptions
+from rebar.graph.models.image_config import ConvNetConfig
 from rebar.graph.weights.classifier import open_classifier
 from rebar.service.classifying import ClassifierEngine
 from rebar.service.http.lifecycle import TimeLimits
@@ -57,11 +58,13 @@ class ScriptedImages:
         self.closed = True
 
 
-def scripted_images(runner: ScriptedImages, max_waiting: int = 64) -> ModelService:
+def scripted_images(
+    runner: ScriptedImages, max_waiting: int = 64, config: ConvNetConfig = CONFIG
+) -> ModelService:
     """A service of it, in a thread."""
     limits = EngineLimits(0, 0, 0, runner.max_rows + max_waiting, width=3)
-    model = ServedModel("shapes", NoText(), None, limits, classifier=CONFIG)
-    return ModelService.in_thread(model, ClassifierEngine(runner, CONFIG.values))
+    model = ServedModel("shapes", NoText(), None, limits, classifier=config)
+    return ModelService.in_thread(model, ClassifierEngine(runner, config.values))
 
 
 @contextlib.contextmanager

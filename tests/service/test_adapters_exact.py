@@ -7,7 +7,6 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import os
-import random
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -32,7 +31,7 @@ from rebar.service.messages import (
     RequestPacket,
 )
 from rebar.service.supervisor import EngineSupervisor
-from tests.service.test_supervisor import Heard, packet, summary, supervised
+from tests.service.test_supervisor import Heard, kills, packet, summary, supervised
 from tests.tiny import tiny_gguf
 from tests.tiny.adapter import tiny_adapter
 
@@ -256,22 +255,9 @@ def test_kills_change_nothing(spec: EngineSpec, adapters: list[Adapter]) -> None
     """
     packets = [asked(i, adapters, max_tokens=300) for i in range(12)]
     expected = alone(spec, adapters, packets)
-    chance, kills = random.Random(5), 0
-
-    async def kill(supervisor: EngineSupervisor, heard: Heard) -> None:
-        nonlocal kills
-        while kills < 8:
-            until = len(heard.reports) + chance.randrange(1, 40)
-            while len(heard.reports) < until or not supervisor.alive or supervisor.pid is None:
-                await asyncio.sleep(0.001)
-            os.kill(supervisor.pid, signal.SIGKILL)
-            kills += 1
-            while supervisor.restarts < kills or not supervisor.alive:
-                await asyncio.sleep(0.001)
-
-    heard, supervisor = supervised(spec, packets, kill, orders_of(adapters))
+    heard, supervisor = supervised(spec, packets, kills(8, 40, seed=5), orders_of(adapters))
     assert {t: summary(d) for t, d in heard.deltas.items()} == expected
-    assert supervisor.restarts == kills > 3
+    assert supervisor.restarts > 3
 
 
 def test_news_of_a_load_come_once_an_engine(spec: EngineSpec, adapters: list[Adapter]) -> None:
@@ -281,3 +267,34 @@ def test_news_of_a_load_come_once_an_engine(spec: EngineSpec, adapters: list[Ada
     assert engine.adapters.news() == [AdapterNews(adapters[0].digest)]
     engine.obey(Orders(adapters=orders_of(adapters[:1])))
     assert engine.adapters.news() == [AdapterNews(adapters[0].digest)]
+
+
+def test_an_adapter_that_ends_every_engine_is_let_go(
+    spec: EngineSpec, adapters: list[Adapter], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every engine ends while it is on its way (it never arrives: on no machine can one load it
+    before it is killed). After eight the service goes on without it, and says so.
+    """
+    base, news = asked(0, adapters), list[AdapterNews]()
+    send = EngineSupervisor._send
+
+    def lost(supervisor: EngineSupervisor, orders: Orders) -> None:
+        send(supervisor, msgspec.structs.replace(orders, adapters=[]))
+
+    monkeypatch.setattr(EngineSupervisor, "_send", lost)
+
+    async def kill(supervisor: EngineSupervisor, heard: Heard) -> None:
+        for killed in range(1, 9):
+            while not supervisor.alive or supervisor.pid is None:
+                await asyncio.sleep(0.001)
+            os.kill(supervisor.pid, signal.SIGKILL)
+            while supervisor.restarts < killed:
+                await asyncio.sleep(0.001)
+        news.extend(n for report in heard.reports for n in report.adapters)
+        supervisor.give(Orders(submit=[base]))
+
+    heard, supervisor = supervised(spec, [base], kill, orders_of(adapters[:1]), begun=0)
+    assert {t: summary(d) for t, d in heard.deltas.items()} == alone(spec, adapters, [base])
+    assert [n.digest for n in news] == [adapters[0].digest]
+    assert "ended 8 times while it loaded this adapter" in news[0].error
+    assert supervisor.restarts == 8

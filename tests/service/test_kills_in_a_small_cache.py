@@ -4,10 +4,6 @@ under way, deadlines. What a client was told must be what it would have been tol
 
 from __future__ import annotations
 
-import asyncio
-import os
-import random
-import signal
 import time
 from typing import Any
 
@@ -18,8 +14,7 @@ from rebar.dataflow.models import convert
 from rebar.graph import RunnerOptions
 from rebar.graph.sequence import SamplingParams
 from rebar.service.messages import DEADLINE, EngineSpec, RequestPacket
-from rebar.service.supervisor import EngineSupervisor
-from tests.service.test_supervisor import Heard, alone, packet, summary, supervised
+from tests.service.test_supervisor import alone, kills, packet, summary, supervised
 from tests.tiny import tiny_gguf
 
 STREAMS = 18
@@ -56,23 +51,8 @@ def test_kills_under_pre_emption_sharing_guesses_and_deadlines(spec: EngineSpec)
     expected: dict[int, Any] = alone(
         spec, [msgspec.structs.replace(p, deadline=None) for p in packets]
     )
-    chance, kills = random.Random(8), 0
-
-    async def kill(supervisor: EngineSupervisor, heard: Heard) -> None:
-        """After so many reports, not so much time: every engine says something on any machine."""
-        nonlocal kills
-        while kills < KILLS:
-            until = len(heard.reports) + chance.randrange(1, 60)
-            while len(heard.reports) < until or not supervisor.alive or supervisor.pid is None:
-                await asyncio.sleep(0.001)
-            os.kill(supervisor.pid, signal.SIGKILL)
-            kills += 1
-            while supervisor.restarts < kills or not supervisor.alive:
-                await asyncio.sleep(0.001)
-
-    heard, supervisor = supervised(spec, packets, kill)
-    assert kills >= 4, "the streams were over before anything happened"
-    assert supervisor.restarts == kills
+    heard, supervisor = supervised(spec, packets, kills(KILLS, 60, seed=8))
+    assert supervisor.restarts >= 4, "the streams were over before anything happened"
     late = 0
     for one in packets:
         said = summary(heard.deltas[one.ticket])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import signal
 import socket
@@ -14,9 +15,10 @@ from pathlib import Path
 
 import httpx
 import pytest
+import uvloop
 
 from rebar.errors import InputError
-from rebar.service.server import bind
+from rebar.service.server import bind, listeners
 from tests.service.live import events_of
 
 ROOT = Path(__file__).parents[2]
@@ -88,6 +90,38 @@ class Stream(threading.Thread):
             for chunk in answer.iter_text():
                 self.text += chunk
                 self.first.set()
+
+
+def test_a_turn_of_the_loop_accepts_many_connections() -> None:
+    """libuv takes one connection a turn and listening socket. In a burst of thousands the queue of
+    a busy front was full for seconds, and the kernel reset what it could not keep.
+    """
+    count = 64
+
+    async def turns_for_all() -> int:
+        loop, accepted = asyncio.get_running_loop(), 0
+
+        class Accepted(asyncio.Protocol):
+            def connection_made(self, transport: asyncio.BaseTransport) -> None:
+                nonlocal accepted
+                accepted += 1
+                transport.abort()  # type: ignore[attr-defined]
+
+        with contextlib.ExitStack() as stack:
+            sock = bind("127.0.0.1", 0)
+            for _ in range(count):
+                stack.enter_context(socket.create_connection(sock.getsockname()))
+            for listener in listeners(sock):
+                server = await loop.create_server(Accepted, sock=listener)
+                stack.callback(server.close)
+            turns = 0
+            while accepted < count:
+                await asyncio.sleep(0)
+                turns += 1
+        return turns
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        assert runner.run(turns_for_all()) <= 24
 
 
 def test_signal_lets_a_short_stream_finish_and_ends_a_long_one() -> None:

@@ -120,10 +120,31 @@ class Heard:
             self.ended += delta.last
 
 
+Trouble = Callable[[EngineSupervisor, Heard], Coroutine[None, None, None]]
+
+
+def kills(count: int, most: int, *, seed: int) -> Trouble:
+    """SIGKILL for so many engines, each after fewer than `most` reports, not after some time: every
+    engine says something on any machine.
+    """
+    chance = random.Random(seed)
+
+    async def kill(supervisor: EngineSupervisor, heard: Heard) -> None:
+        for killed in range(1, count + 1):
+            until = len(heard.reports) + chance.randrange(1, most)
+            while len(heard.reports) < until or not supervisor.alive or supervisor.pid is None:
+                await asyncio.sleep(0.001)
+            os.kill(supervisor.pid, signal.SIGKILL)
+            while supervisor.restarts < killed or not supervisor.alive:
+                await asyncio.sleep(0.001)
+
+    return kill
+
+
 def supervised(
     spec: EngineSpec,
     packets: list[RequestPacket],
-    trouble: Callable[[EngineSupervisor, Heard], Coroutine[None, None, None]],
+    trouble: Trouble,
     adapters: list[AdapterOrder] | None = None,
     begun: int | None = None,
 ) -> tuple[Heard, EngineSupervisor]:

@@ -1,15 +1,20 @@
 // The gradient of attention over whole sequences (Dao, arXiv:2307.08691: weights are worked out again, never kept).
 //
-// A task is a sequence and a key/value head: its keys and values become floats once, in the two directions they are read in; then queries
-// (row by row, the heads of a row ascending) go through in batches of kBatch that share every load. For a batch: scores and weights P,
-// then e = scale ds, then dq of its own, and dk and dv of the positions it sees. So every sum has the order of rebar_training.h, whatever
-// shares a batch. Positions that a query does not see are never multiplied in.
+// A task is a part of a sequence and a key/value head: keys and values become floats once, in the two directions they are read in; then
+// queries (row by row, the heads of a row ascending) go through in batches of kBatch that share every load. For a batch: scores and
+// weights P, then e = scale ds, then dq of its own, and dk and dv of the positions it sees. So every sum has the order of
+// rebar_training.h, whatever shares a batch. Positions that a query does not see are never multiplied in.
+//
+// Parts cost the memory of their dk and dv, and nothing is computed twice. (Keys cut among tasks instead would have each of them work out
+// all scores and slopes again, 7 products for 5.)
 #include <assert.h>
+#include <string.h>
 
 #include "cpu/attention_range.h"
 #include "cpu/kv.h"
 #include "cpu/math.h"
 #include "cpu/sums.h"
+#include "cpu/training/attention_parts.h"
 #include "cpu/training/kernels.h"
 
 namespace rb::RB_NS {
@@ -45,12 +50,6 @@ struct Room {
   }
 };
 
-struct Sequence {
-  const rb_attention_gradient* a;
-  const rb_step* step;
-  int64_t row, rows, kv_head;
-};
-
 struct Batch {
   int count;
   Query seen[kBatch];
@@ -60,10 +59,10 @@ struct Batch {
 };
 
 template <class KV>
-void unpack_heads(const Sequence& s, const Room& r) {
+void unpack_heads(const Sequence& s, const Room& r, int64_t positions) {
   const rb_attention_gradient& a = *s.a;
   const int64_t bytes = kv_head_bytes(a.kv_type, a.head_dim);
-  for (int64_t p = 0; p < s.rows; p += kBlock) {
+  for (int64_t p = 0; p < positions; p += kBlock) {
     const int32_t sequence = s.step->sequences[s.row];
     const uint8_t* layer = a.cache + block_of(s.step, sequence, static_cast<int32_t>(p), a.blocks) * a.block_stride;
     const uint8_t *key = layer + s.kv_head * bytes, *value = layer + (a.kv_heads + s.kv_head) * bytes;
@@ -82,12 +81,12 @@ void unpack_heads(const Sequence& s, const Room& r) {
   }
 }
 
-// Queries first.. of the sequence's rows times the heads that share the kv head.
-Batch batch_of(const Sequence& s, const Room& r, int64_t first) {
+// Queries first..end-1 of the sequence's rows times the heads that share the kv head, as many as go together.
+Batch batch_of(const Sequence& s, const Room& r, int64_t first, int64_t end) {
   const rb_attention_gradient& a = *s.a;
   const int64_t shared = a.heads / a.kv_heads;
   Batch b{};
-  for (int64_t u = first; u < s.rows * shared && b.count < kBatch; ++u, ++b.count) {
+  for (int64_t u = first; u < end && b.count < kBatch; ++u, ++b.count) {
     const int64_t row = s.row + u / shared, at = (s.kv_head * shared + u % shared) * a.head_dim;
     const int i = b.count;
     b.seen[i] = seen_from(s.step->positions[row], a.window);
@@ -265,33 +264,62 @@ void position_pass(const Room& r, const Batch& b, const Positions& x, int head_d
   }
 }
 
-void sequence_gradient(const Sequence& s, float* scratch) {
+void run_gradient(const Sequence& s, const Room& r, const Run& run, const Sums& sums) {
   const rb_attention_gradient& a = *s.a;
-  const Room r = Room::at(a, scratch);
-  if (a.kv_type == RB_KV_F32)
-    unpack_heads<FloatKV>(s, r);
-  else
-    unpack_heads<HalfKV>(s, r);
-  const int64_t queries = s.rows * (a.heads / a.kv_heads), at = s.kv_head * a.head_dim;
-  for (int64_t first = 0; first < queries; first += kBatch) {
-    const Batch b = batch_of(s, r, first);
+  const int64_t shared = a.heads / a.kv_heads;
+  for (int64_t first = run.begin * shared; first < run.end * shared; first += kBatch) {
+    const Batch b = batch_of(s, r, first, run.end * shared);
     score_pass(s, r, b);
     weight_pass(s, r, b);
     slope_pass(s, r, b);
     query_pass(s, r, b);
-    position_pass(r, b, {a.dk + s.row * a.dk_stride + at, a.dk_stride, r.score, b.q}, a.head_dim);
-    position_pass(r, b, {a.dv + s.row * a.dv_stride + at, a.dv_stride, r.weight, b.dout}, a.head_dim);
+    position_pass(r, b, {sums.dk, sums.dk_stride, r.score, b.q}, a.head_dim);
+    position_pass(r, b, {sums.dv, sums.dv_stride, r.weight, b.dout}, a.head_dim);
   }
 }
 
-bool begins(const rb_step* step, int64_t row) { return row == 0 || step->sequences[row] != step->sequences[row - 1]; }
+void part_gradient(const Sequence& s, int64_t part, float* scratch) {
+  const rb_attention_gradient& a = *s.a;
+  const Room r = Room::at(a, scratch);
+  if (a.kv_type == RB_KV_F32)
+    unpack_heads<FloatKV>(s, r, s.seen(part));
+  else
+    unpack_heads<HalfKV>(s, r, s.seen(part));
+  const Sums sums = sums_of(s, part);
+  const size_t bytes = static_cast<size_t>(a.head_dim) * sizeof(float);
+  for (int64_t p = 0; part > 0 && p < s.seen(part); ++p) {
+    memset(sums.dk + p * sums.dk_stride, 0, bytes);
+    memset(sums.dv + p * sums.dv_stride, 0, bytes);
+  }
+  run_gradient(s, r, s.run(part), sums);
+  run_gradient(s, r, s.run(2 * s.parts() - 1 - part), sums);
+}
+
+// to += the parts of a row of the sequence, ascending; those that see it come first.
+void merge_row(const Sequence& s, int64_t row) {
+  const rb_attention_gradient& a = *s.a;
+  const int width = a.kv_heads * a.head_dim;
+  for (int64_t t = 1; t < s.parts() && row < s.seen(t); ++t) {
+    const Sums own = sums_of(s, 0), part = sums_of(s, t);
+    const float *from_k = part.dk + row * part.dk_stride, *from_v = part.dv + row * part.dv_stride;
+    float *dk = own.dk + row * own.dk_stride, *dv = own.dv + row * own.dv_stride;
+    for (int i = 0; i < width; i += 16) {
+      store(dk + i, add(load(dk + i), load(from_k + i)));
+      store(dv + i, add(load(dv + i), load(from_v + i)));
+    }
+  }
+}
 
 }  // namespace
 
 int64_t attention_gradient_tasks(const rb_args* args, const rb_step* step) {
-  int64_t sequences = 0;
-  for (int64_t r = 0; r < step->rows; ++r) sequences += begins(step, r) ? 1 : 0;
-  return sequences * args->attention_gradient.kv_heads;
+  int64_t parts = 0;
+  for (int64_t row = 0; row < step->rows;) {
+    const Sequence s = sequence_at(args->attention_gradient, step, row);
+    parts += s.parts();
+    row += s.rows;
+  }
+  return parts * args->attention_gradient.kv_heads;
 }
 
 size_t attention_gradient_scratch(const rb_args* args, int32_t) {
@@ -301,17 +329,27 @@ size_t attention_gradient_scratch(const rb_args* args, int32_t) {
 void attention_gradient_run(const rb_args* args, const rb_step* step, int64_t begin, int64_t end, void* scratch) {
   const rb_attention_gradient& a = args->attention_gradient;
   assert(a.kv_type != RB_KV_INT8 && a.head_dim % 16 == 0);
-  int64_t sequence = -1;
-  for (int64_t row = 0; row < step->rows; ++row) {
-    if (!begins(step, row)) continue;
-    ++sequence;
-    int64_t rows = 1;
-    while (row + rows < step->rows && !begins(step, row + rows)) ++rows;
-    assert(step->positions[row] == 0 && rows <= a.max_positions);
-    for (int64_t head = 0; head < a.kv_heads; ++head) {
-      const int64_t task = sequence * a.kv_heads + head;
-      if (task >= begin && task < end) sequence_gradient({&a, step, row, rows, head}, static_cast<float*>(scratch));
+  int64_t task = 0;
+  for (int64_t row = 0; row < step->rows && task < end;) {
+    Sequence s = sequence_at(args->attention_gradient, step, row);
+    for (s.kv_head = 0; s.kv_head < a.kv_heads; ++s.kv_head) {
+      for (int64_t part = 0; part < s.parts(); ++part, ++task)
+        if (task >= begin && task < end) part_gradient(s, part, static_cast<float*>(scratch));
     }
+    row += s.rows;
+  }
+}
+
+// A task is a row.
+int64_t attention_gradient_merge_tasks(const rb_args* args, const rb_step* step) {
+  return rb_attention_parts(args->attention_gradient.max_positions) > 0 ? step->rows : 0;
+}
+
+void attention_gradient_merge_run(const rb_args* args, const rb_step* step, int64_t begin, int64_t end, void*) {
+  for (int64_t row = 0; row < end;) {
+    const Sequence s = sequence_at(args->attention_gradient, step, row);
+    for (int64_t r = begin > row ? begin - row : 0; r < s.rows && row + r < end; ++r) merge_row(s, r);
+    row += s.rows;
   }
 }
 

@@ -20,6 +20,7 @@ RB_KERNEL(embed_gradient);
 RB_KERNEL(rms_norm_gradient);
 RB_KERNEL(rope_gradient);
 RB_KERNEL(attention_gradient);
+RB_KERNEL(attention_gradient_merge);
 RB_KERNEL(gated_gradient);
 RB_KERNEL(select_gradient);
 RB_KERNEL(softcap_gradient);

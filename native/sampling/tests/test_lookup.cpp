@@ -7,19 +7,12 @@
 
 #include "sampling/lookup.h"
 #include "sampling/philox.h"
+#include "sampling/tests/check.h"
 
 using rebar::sampling::Lookup;
 using rebar::sampling::uniform;
 
 namespace {
-
-#define CHECK(condition)                                                        \
-  do {                                                                          \
-    if (!(condition)) {                                                         \
-      std::printf("%s:%d: %s does not hold\n", __FILE__, __LINE__, #condition); \
-      std::exit(1);                                                             \
-    }                                                                           \
-  } while (false)
 
 void any_text(int64_t length, int32_t kinds, uint64_t seed) {
   Lookup lookup(length > 0 ? length : 1);

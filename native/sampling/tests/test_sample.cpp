@@ -12,6 +12,7 @@
 
 #include "sampling/batch.h"
 #include "sampling/philox.h"
+#include "sampling/tests/check.h"
 
 using namespace rebar::sampling;
 
@@ -19,14 +20,6 @@ namespace {
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
-
-#define CHECK(condition)                                                        \
-  do {                                                                          \
-    if (!(condition)) {                                                         \
-      std::printf("%s:%d: %s does not hold\n", __FILE__, __LINE__, #condition); \
-      std::exit(1);                                                             \
-    }                                                                           \
-  } while (false)
 
 std::vector<const Lanes*> all_lanes() {
   std::vector<const Lanes*> found;

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
@@ -91,7 +91,7 @@ def finetune(
 
 def _place(out: Path | None, form: Form, lora: LoraFlags) -> Path:
     """The folder of the run. InputError for what could not be written at its end."""
-    from rebar.cli.training_run import model_place
+    from rebar.cli.trained_model import model_place
 
     if out is None:
         raise InputError("a run needs a folder to write to. Give --out.", param="out")
@@ -150,9 +150,9 @@ def _show(file: ModelFile, source: TrainingBatches) -> int:
 
 def _write(
     out: Path, file: ModelFile, model: str, learner: Learner, lora: LoraFlags, form: Form
-) -> dict[str, Any]:
+) -> dict[str, str]:
     """The adapter, or the whole model."""
-    from rebar.cli.training_run import write_model
+    from rebar.cli.trained_model import write_model
     from rebar.graph.lora import write_adapter
     from rebar.graph.parameters import dense
     from rebar.graph.weights.provenance import weights_digest

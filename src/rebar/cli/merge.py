@@ -10,7 +10,7 @@ from cyclopts import Parameter
 
 from rebar.cli.models import find_named, open_found
 from rebar.cli.options import Json, Model, Offline
-from rebar.cli.output import emit, progress
+from rebar.cli.output import emit, note, progress
 from rebar.cli.targets import As, Force, Type, check_target, folder_type, written_facts
 
 if TYPE_CHECKING:
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from rebar.graph.weights import ModelFile
 
 MergeType = Literal["same"] | Type
+MUCH = 0.25  # of an adapter; the README's keeps its answers with 0.14 (Q8_0), not with 0.84 (Q4_1)
 
 
 def merge(
@@ -44,6 +45,8 @@ def merge(
     refused. `rebar serve --adapter` serves an adapter without merging, several at a time.
     """
     from rebar.graph.lora import read_adapter
+    from rebar.graph.lora.merge import rounding
+    from rebar.graph.weights import open_model
 
     begin = time.perf_counter()
     source = find_named(model, offline=offline)
@@ -55,7 +58,14 @@ def merge(
     else:
         _write_file(file, loaded, target, kind)
     scales = sorted({f"{low.scale:g}" for low in loaded.parts.values()})
+    lost = rounding(file, loaded, open_model(target))
+    if lost > MUCH:
+        note(
+            f"Rounding takes {lost:.0%} of what the adapter adds: the answers may not be the ones "
+            "it was taught. Choose --type auto or a float type."
+        )
     facts = {"changed": f"{len(loaded.parts)} matrices", "scale": ", ".join(scales)}
+    facts["rounding"] = f"{lost:.2%} of what the adapter adds"
     seconds = round(time.perf_counter() - begin, 3)
     emit({**facts, **written_facts(target), "seconds": seconds}, json=json)
 

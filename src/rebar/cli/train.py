@@ -38,10 +38,17 @@ class SizeFlags:
         """The same as a description. InputError for sizes that no kernel has."""
         from rebar.graph import DecoderConfig, RopeConfig
 
+        if self.layers < 1 or self.context < 1:
+            raise InputError(
+                f"--layers {self.layers} and --context {self.context} are 1 or more. Mend the one "
+                "below.",
+                param="layers",
+            )
         head = self.width // max(self.heads, 1)
         whole = self.heads > 0 and head * self.heads == self.width and head % 16 == 0
         shared = self.kv_heads > 0 and self.heads % max(self.kv_heads, 1) == 0
-        if not (whole and shared and self.width % 32 == 0 and self.mlp_width % 32 == 0):
+        wide = all(size > 0 and size % 32 == 0 for size in (self.width, self.mlp_width))
+        if not (whole and shared and wide):
             raise InputError(
                 f"--width {self.width}, --heads {self.heads}, --kv-heads {self.kv_heads}, "
                 f"--mlp-width {self.mlp_width}: heads are of a multiple of 16, widths multiples of "
@@ -83,7 +90,8 @@ def train(
     twentieth of the text is held out unless --eval-split says otherwise; its loss stands beside
     that of a bigram model, which knows pairs of neighbouring tokens and nothing else.
     """
-    from rebar.cli.training_run import Run, all_batches, model_place, write_model
+    from rebar.cli.trained_model import model_place, write_model
+    from rebar.cli.training_run import Run, all_batches
     from rebar.dataflow.data import open_training
     from rebar.dataflow.text import Tokenizer
     from rebar.graph.learner import open_learner
@@ -101,7 +109,7 @@ def train(
     if not held_out:
         raise InputError(
             f"{text} is too short: a share of {options.held_out:g} is held out, and has no two "
-            "tokens. Give a longer text, or a larger --eval-split.",
+            "tokens. Give a longer text, a larger --eval-split or a shorter --context.",
             param="eval_split",
         )
     model_place(out, form)
@@ -126,13 +134,15 @@ def train(
 def _vocabulary(text: Path, wanted: str, *, offline: bool) -> bytes:
     """The tables of the tokenizer that --tokenizer means."""
     from rebar.cli.models import open_named
+    from rebar.cli.settings import places
+    from rebar.dataflow.data.open import texts_in
     from rebar.dataflow.text import build_vocabulary
     from rebar.dataflow.text.learn_bpe import learn_bpe
 
     kind, _, size = wanted.partition(":")
     if wanted == "bytes" or (kind == "bpe" and size.isdigit()):
         try:
-            words = text.read_text(encoding="utf-8") if kind == "bpe" else ""
+            words = "\n".join(texts_in(text, places().cache)) if kind == "bpe" else ""
         except (OSError, UnicodeDecodeError) as error:
             raise InputError(f"{text} cannot be read as UTF-8: {error}. Check the file.") from error
         return build_vocabulary(learn_bpe(words, int(size or 257)))

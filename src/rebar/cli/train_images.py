@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
 from rebar.cli.options import Json, format_size
 from rebar.cli.output import emit
 from rebar.cli.settings import places
-from rebar.cli.training_flags import ImageFlags
+from rebar.cli.training_flags import ImageFlags, OnError
 from rebar.errors import InputError
 
 if TYPE_CHECKING:
-    from rebar.dataflow.images import ImageBatches
+    from rebar.dataflow.images import ImageBatches, ImageSurvey
     from rebar.dataflow.images.dataset import ImageDataset
     from rebar.graph.image_learner import ImageLearner
     from rebar.graph.models.image_config import ConvNetConfig
@@ -53,7 +53,7 @@ def train_images(
     out: Annotated[Path, Parameter(help="Folder for the model, log and checkpoints.")],
     eval_data: Annotated[Path | None, Parameter(help="Labelled images to evaluate on.")] = None,
     on_error: Annotated[
-        Literal["raise", "skip"], Parameter(help="What to do about a file that is no image.")
+        OnError, Parameter(help="What to do about a file that is no image.")
     ] = "raise",
     net: NetFlags | None = None,
     flags: ImageFlags | None = None,
@@ -72,14 +72,17 @@ def train_images(
     from rebar.graph.training_plan import plan_of
 
     net, flags = net or NetFlags(), flags or ImageFlags()
-    learn, held = _data(data, eval_data, flags)
-    config = _config(learn, net)
+    learn, held, seen = _data(data, eval_data, flags, on_error)
+    config = _config(seen, learn.labels, net)
     with Run.open(out, flags) as run:
         source = _source(learn, config, net, flags, on_error)
-        evaluated = held_out(held, config, flags.batch_tokens)
+        evaluated = held_out(held, config, flags.batch_tokens, on_error)
+        count = sum(batch.rows for batch in evaluated)
         size = f"{config.height} x {config.width} x {config.channels}"
         run.note(f"data       {len(learn):,} images of {size}, {len(config.labels)} labels")
-        run.note(f"held out   {len(held):,} images")
+        for remark in seen.remarks:
+            run.note(f"           {remark}")
+        run.note(f"held out   {count:,} images")
         learner = _learner(config, flags)
         run.note_plan(plan_of(learner))
         run.note(f"model      {learner.parameters.count:,} parameters")
@@ -87,43 +90,40 @@ def train_images(
         done = run.train(learner, source, evaluated, RATE, facts, f"{data.name}, from nothing")
         if run.speaks:
             right = sum(learner.right(batch) for batch in evaluated)
-            done |= {"held_out_right": f"{right} of {len(held)}"}
-            done |= {"held_out_accuracy": round(right / len(held), 4)}
+            done |= {"held_out_right": f"{right} of {count}"}
+            done |= {"held_out_accuracy": round(right / max(count, 1), 4)}
             done |= _write(out, learner, str(data))
             emit(done, json=json)
     return run.exit_code
 
 
 def _data(
-    data: Path, eval_data: Path | None, flags: ImageFlags
-) -> tuple[ImageDataset, ImageDataset]:
-    """What is learned from and what is held out."""
-    from rebar.dataflow.images import open_images, split
+    data: Path, eval_data: Path | None, flags: ImageFlags, on_error: OnError
+) -> tuple[ImageDataset, ImageDataset, ImageSurvey]:
+    """What is learned from, what is held out, and what was seen of both."""
+    from rebar.dataflow.images import ImageSurvey, open_images, split, survey_images
 
     whole = open_images(data)
+    seen = survey_images(whole, on_error)
     if eval_data is None:
-        return split(whole, flags.eval_split or 0.0, flags.seed)
+        return *split(whole, flags.eval_split or 0.0, flags.seed), seen
     held = open_images(eval_data)
     if held.labels != whole.labels:
         raise InputError(
             f"{eval_data} has other labels than {data}. Give images of the same kinds.",
             param="eval_data",
         )
-    return whole, held
+    more = survey_images(held, on_error, seen.size).remarks
+    return whole, held, ImageSurvey(seen.size, (*seen.remarks, *more))
 
 
-def _config(dataset: ImageDataset, net: NetFlags) -> ConvNetConfig:
+def _config(seen: ImageSurvey, labels: tuple[str, ...], net: NetFlags) -> ConvNetConfig:
     """The size of the first image is that of all."""
-    import numpy as np
-
-    from rebar.dataflow.images import read_png
     from rebar.errors import ShapeError
     from rebar.graph.models.image_config import ConvNetConfig
 
-    first = dataset.raws(np.zeros(1, np.int64))[0].image
-    height, width, channels = (read_png(first) if isinstance(first, bytes) else first).shape
     try:
-        return ConvNetConfig(height, width, channels, dataset.labels, net.channels, net.dropout)
+        return ConvNetConfig(*seen.size, labels, net.channels, net.dropout)
     except ShapeError as error:
         raise InputError(f"{error} See --stages and --dropout.", param="stages") from error
 
@@ -133,7 +133,7 @@ def _source(
     config: ConvNetConfig,
     net: NetFlags,
     flags: ImageFlags,
-    on_error: Literal["raise", "skip"],
+    on_error: OnError,
 ) -> ImageBatches:
     from rebar.dataflow.data import DataPipeline
     from rebar.dataflow.data.stage import AnyStage

@@ -20,21 +20,22 @@ BAR, SHORT_BAR = 30, 10
 
 
 class Display:
-    """speaks False: shows nothing."""
+    """speaks False: shows nothing. units: what steps are made of."""
 
-    def __init__(self, speaks: bool) -> None:
+    def __init__(self, speaks: bool, units: str = "tokens") -> None:
+        self._units = units
         self._steps: int | None = None
         self._speaks = speaks
         self._bar: Any = None
         self._task: Any = None
-        self._said = float("-inf")
+        self._said = 0.0
         self._words = "before the first step"
         self._stopping = False
 
     @contextmanager
     def until(self, steps: int | None) -> Iterator[None]:
         """Shows what happens in the block. steps: the last one, None when unknown."""
-        self._steps = steps
+        self._steps, self._said = steps, time.monotonic()
         self._open()
         try:
             yield
@@ -59,7 +60,7 @@ class Display:
         """Shows a step."""
         narrow = self._bar is not None and self._bar.console.width < NARROW
         if not (self._stopping and self._bar is not None):
-            self._words = words(record, self._steps, narrow=narrow)
+            self._words = words(record, self._steps, self._units, narrow=narrow)
         if self._bar is not None:
             self._bar.update(self._task, completed=record.step, description=self._words)
         elif self._due() or record.step in (1, self._steps):
@@ -101,14 +102,14 @@ class Display:
             note(text)
 
 
-def words(r: StepRecord, steps: int | None, *, narrow: bool = False) -> str:
+def words(r: StepRecord, steps: int | None, units: str = "tokens", *, narrow: bool = False) -> str:
     """What a step says of itself."""
     of = f"/{steps}" if steps else ""
     rate = "" if narrow else f"rate {r.rate:.2g}  "
     left = f"  {clock(r.left)} left" if r.left is not None else ""
     return (
         f"step {r.step}{of}  loss {r.loss:.4f}  {rate}"
-        f"{r.tokens_per_second:,.0f} tokens/s  {format_size(r.peak_rss)}{left}"
+        f"{r.tokens_per_second:,.0f} {units}/s  {format_size(r.peak_rss)}{left}"
     )
 
 

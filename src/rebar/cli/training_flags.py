@@ -115,6 +115,11 @@ class TrainingFlags:
             )
 
     @property
+    def units(self) -> str:
+        """What is counted."""
+        return "tokens"
+
+    @property
     def own_threads(self) -> int | None:
         """Of this process: those asked for, or its share of the cores among torchrun's ranks here.
         No bit depends on it.
@@ -231,6 +236,11 @@ class ImageFlags(TrainingFlags):
     warmup: Annotated[int, Parameter(help="Steps in which the rate climbs.")] = 10
     weight_decay: Annotated[float, Parameter(help="Pull of matrices towards 0.")] = 0.01
     eval_split: Annotated[float | None, Parameter(help="Share of the images held out.")] = 0.2
+
+    @property
+    def units(self) -> str:
+        """What is counted."""
+        return "images"
 
 
 @Parameter(name="*")

@@ -23,27 +23,26 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from rebar.cli.options import format_size
-from rebar.cli.output import note, progress
+from rebar.cli.output import note
 from rebar.cli.run_log import RunLog, draw
 from rebar.cli.training_display import Display
 from rebar.errors import InputError, TrainingError
 
 if TYPE_CHECKING:
-    from rebar.cli.targets import Form
     from rebar.cli.training_flags import TrainingFlags
     from rebar.dataflow.data import Survey, TrainingBatches
     from rebar.graph.batch import Batch
     from rebar.graph.checkpoint import CheckpointStore
-    from rebar.graph.learner import Learner
+    from rebar.graph.optimizer import Optimizer
     from rebar.graph.trainer import StepRecord, Trainer
     from rebar.graph.training_plan import TrainingPlan
-    from rebar.graph.weights import ModelFile
     from rebar.graph.window import BatchSource, Trainee
     from rebar.hal.collective import Collective
 
 B = TypeVar("B")
 CHECKPOINTS = "checkpoints"
 STOPPED = 130  # as a shell says it of Ctrl-C
+MUCH = 100_000_000  # bytes of a checkpoint that are worth a line
 
 
 @dataclass(slots=True)
@@ -154,7 +153,7 @@ class Run:
         if self.plan is not None:
             pools = {entry.pool: entry.nbytes for entry in self.plan.entries}
             facts = dict(facts) | {"recompute": self.plan.recompute, "planned_bytes": pools}
-        shown = Display(self.speaks)
+        shown = Display(self.speaks, self.flags.units)
         trainer = self._trainer(learner, source, held_out, usual_rate, facts, shown)
         begun, first = time.perf_counter(), trainer.progress.step
         self._write("start", {"step": first} | dict(facts) | {"rate": trainer.schedule.rate})
@@ -166,10 +165,14 @@ class Run:
                 shown.step(last)
                 self._evaluated(shown, last.step, last.evaluation)
         before = None if first else before
-        done = _summary(trainer, first, before, last, time.perf_counter() - begun)
+        done = _summary(trainer, before, last, self.flags.units)
+        done |= _times(time.perf_counter() - begun, trainer.progress.step - first)
         self._write("end", done)
         if self.speaks and last is not None:
             done["plot"] = str(draw(self.folder, title))
+        step, best = trainer.progress.best_step, trainer.progress.best
+        if self.flags.patience is not None and best is not None and not trainer.stopped:
+            self.note(f"best       step {step}, held-out loss {best:.4f}: what is written")
         if trainer.stopped:
             self.exit_code = STOPPED
             step = trainer.progress.step
@@ -209,9 +212,23 @@ class Run:
             provenance=dict(facts) | _versions(),
             evaluating=shown.evaluating,
         )
+        self._note_checkpoints(optimizer)
         if flags.resume:
             self._resume(trainer)
         return trainer
+
+    def _note_checkpoints(self, optimizer: Optimizer) -> None:
+        """What checkpoints take on the disk, where that is much or more than there is."""
+        from rebar.graph.training_state import arrays_of
+
+        each = sum(array.nbytes for array in arrays_of(optimizer).values())
+        free = shutil.disk_usage(self.folder).free if self.speaks else each
+        most = each * (self.flags.keep + 1)  # a new one is whole before the oldest goes
+        said = f"{format_size(each)} each, {self.flags.keep} stay; the disk has {format_size(free)}"
+        if most > free:
+            self.note(f"checkpoint {said}: make room for {format_size(most)}, or give --keep 1")
+        elif each > MUCH:
+            self.note(f"checkpoint {said}")
 
     def _resume(self, trainer: Trainer[Any]) -> None:
         if not self.store.paths():
@@ -245,39 +262,6 @@ def all_batches(source: TrainingBatches | None) -> list[Batch]:
     while source is not None and (window := source.next_window()) is not None:
         found += window.batches
     return found
-
-
-def model_place(folder: Path, form: Form) -> Path:
-    """Where a run writes the model it trained. InputError when something else is there."""
-    if form == "rebar":
-        return folder / "model.rebar"
-    from rebar.graph.weights.hf_writer import check_place
-
-    check_place(folder / "model", replace=True)
-    return folder / "model"
-
-
-def write_model(folder: Path, file: ModelFile, learner: Learner, form: Form) -> dict[str, Any]:
-    """Writes the trained model, ready to be opened: FOLDER/model.rebar, or the Hugging Face folder
-    FOLDER/model.
-    """
-    from rebar.cli.targets import written_facts
-    from rebar.dataflow.models import write_folder
-    from rebar.graph.weights import write_rebar
-    from rebar.graph.weights.fresh import trained_model
-    from rebar.graph.weights.provenance import merged_notes
-
-    path, origin = model_place(folder, form), {"tool": "rebar", "source": file.name}
-    origin |= merged_notes(file)
-    assert file.vocabulary is not None, "a converted model has its tables"
-    with progress() as shown:
-        whole = trained_model(file, learner.parameters)
-        if form == "hf":
-            write_folder(whole, path, replace=True, progress=shown)
-        else:
-            tables = bytes(file.vocabulary)
-            write_rebar(whole, path, vocabulary=tables, provenance=origin, progress=shown)
-    return {"model": str(path), "size": written_facts(path)["size"]}
 
 
 def again(argv: Sequence[str], ranks: int = 1) -> str:
@@ -330,13 +314,11 @@ def _facts(record: StepRecord) -> dict[str, Any]:
 
 def _summary(
     trainer: Trainer[Any],
-    first: int,
     before: float | None,
     last: StepRecord | None,
-    seconds: float,
+    units: str,
 ) -> dict[str, Any]:
     progress = trainer.progress
-    made = progress.step - first
     facts: dict[str, Any] = {"steps": progress.step}
     if before is not None:
         facts["held_out_loss_before"] = round(before, 4)
@@ -344,11 +326,12 @@ def _summary(
         facts |= {"held_out_loss_best": round(progress.best, 4), "best_step": progress.best_step}
     if last is not None:
         facts |= {"loss": round(last.loss, 4), "peak_rss": format_size(last.peak_rss)}
-    facts |= {"learned_tokens": progress.tokens, "skipped_samples": progress.skipped}
-    facts |= {"seconds": round(seconds, 2)}
-    if made:
-        facts["seconds_a_step"] = round(seconds / made, 3)
-    return facts
+    return facts | {f"learned_{units}": progress.tokens, "skipped_samples": progress.skipped}
+
+
+def _times(seconds: float, steps: int) -> dict[str, float]:
+    each = {"seconds_a_step": round(seconds / steps, 3)} if steps else {}
+    return {"seconds": round(seconds, 2)} | each
 
 
 @contextmanager

@@ -71,12 +71,14 @@ class Scheduler:
     parameters: Mapping[Tensor, Trained]
     head_begin: str | None = None
     stopped: frozenset[Tensor] = frozenset()
+    _rooms: set[Tensor] = field(init=False)
     same: dict[Tensor, Tensor] = field(init=False)
     needed: frozenset[Tensor] = field(init=False)
     back: list[Event] = field(init=False)
     """The way back of every node that has to go it."""
 
     def __post_init__(self) -> None:
+        self._rooms = {t for n in self.graph.order for t in n.rooms}
         self.same = {t: other for n in self.graph.order for t, other in n.same_gradient.items()}
         self.needed = self._needed()
         self.back = self._back()
@@ -87,6 +89,18 @@ class Scheduler:
         while tensor.base is not None or tensor in self.same:
             tensor = self.same.get(tensor) or tensor.root
         return tensor
+
+    def completed(self, node: Node) -> tuple[Tensor, ...]:
+        """Homes of gradients that are whole once the way back has come to this node: of what it
+        made itself, not of what an output of it only stands for.
+        """
+        homes = dict.fromkeys(self.home(t) for t in node.outputs)
+        return tuple(t for t in homes if self.graph.producer.get(t) is node)
+
+    @property
+    def watched(self) -> frozenset[Tensor]:
+        """Homes of gradients that the way back of some node goes on from."""
+        return frozenset(t for event in self.back for t in self.completed(event.node))
 
     def _needed(self) -> frozenset[Tensor]:
         """Homes of gradients between a trainable weight and the loss."""
@@ -148,8 +162,9 @@ class Scheduler:
         return Event(node, kind, tuple(dict.fromkeys(t.root for t in touched if self.placed(t))))
 
     def placed(self, tensor: Tensor) -> bool:
-        """Whether a tensor is an activation that a node writes and that has bytes."""
-        return tensor.root in self.graph.producer and tensor.dtype != "order"
+        """Whether a tensor is one that a node writes, on the way forward or back, and has bytes."""
+        written = tensor.root in self.graph.producer or tensor in self._rooms
+        return written and tensor.dtype != "order"
 
     def gradient_nbytes(self, tensor: Tensor) -> int:
         """Bytes of an activation's gradient: float32 whatever the activation is."""
@@ -224,7 +239,8 @@ class _Asked:
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
-        tensors = [t for n in scheduler.graph.order for t in n.outputs if scheduler.placed(t)]
+        order = scheduler.graph.order
+        tensors = [t for n in order for t in (*n.outputs, *n.rooms) if scheduler.placed(t)]
         limits = scheduler.limits
         sizes = [nbytes_of(t, limits) for t in tensors]
         sizes += [scheduler.gradient_nbytes(t) for t in scheduler.needed]

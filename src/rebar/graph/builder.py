@@ -106,6 +106,8 @@ class Builder:
         out = self._out("attention", nodes.Attention.shape(q.shape, cache.shape, heads))
         room = nodes.Attention.work_shape(cache.shape, heads, window or 0, max_positions)
         work = Tensor(f"{out.name}.work", room) if room is not None else None
+        own = nodes.Attention.parts_shape(cache.shape, max_positions)
+        parts = Tensor(f"{out.name}.parts", own) if own is not None else None
         self.nodes.append(
             nodes.Attention(
                 out.name,
@@ -119,6 +121,7 @@ class Builder:
                 window or 0,
                 softcap or 0.0,
                 work=work,
+                parts=parts,
             )
         )
         return out

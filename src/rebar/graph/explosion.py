@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, TypeVar
+from typing import Protocol, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,16 +19,22 @@ from numpy.typing import NDArray
 from rebar.errors import GradientExplosionError, TrainingError
 from rebar.graph.gradients import Gradients
 from rebar.graph.node import Node, Values
+from rebar.graph.nodes_attention import Append, RopeAppend
 from rebar.graph.parameters import Parameters
 from rebar.graph.tensor import Tensor
 from rebar.graph.training import GradientObserver
-from rebar.hal import Domain, LoraTable, Step
+from rebar.hal import BLOCK_POSITIONS, Domain, KVStorage, LoraTable, Step, WeightFormat
 
 F32 = NDArray[np.float32]
 B = TypeVar("B", contravariant=True)
 QUIET_STEPS = 4
 """Steps in a row in which a parameter may have no gradient. An adapter's A has none while its B is
 zero: in the first step, and in a second when the first was made at a rate of zero."""
+
+
+OF_GRADIENTS = "Give a smaller --rate, or clamp the gradient there (Learner.clamp)."
+OF_VALUES = "Give a smaller --rate, or look for the sample that does it (--show-batch)."
+OF_CACHE = "Beyond 65,504 an f16 is infinite: train with keys and values in float32 (--kv f32)."
 
 
 class Searched(Protocol[B]):
@@ -42,11 +48,11 @@ class Searched(Protocol[B]):
 
 
 class Found(Exception):
-    """What a search was for."""
+    """What a search was for: a node, what of it went wrong, and what to do about it."""
 
-    def __init__(self, node: str, what: str, magnitude: float) -> None:
+    def __init__(self, node: str, what: str, magnitude: float, advice: str) -> None:
         super().__init__(node)
-        self.node, self.what, self.magnitude = node, what, magnitude
+        self.node, self.what, self.magnitude, self.advice = node, what, magnitude, advice
 
 
 @dataclass(slots=True)
@@ -60,27 +66,61 @@ class _Search:
     largest: tuple[float, str] = field(default=(-1.0, ""))
 
     def after_forward(self, node: Node, values: Values) -> None:
-        """Looks at the outputs."""
+        """Looks at the outputs, and at what the node stores in the cache."""
         for tensor in node.outputs:
             if tensor.dtype == "f32" and isinstance(tensor.shape[0], Domain):
-                self._look(node, "its output", self._rows(tensor, values.rows(tensor).data), None)
+                data = self._rows(tensor, values.rows(tensor).data)
+                if not math.isfinite(_norm(data)):
+                    advice = self._cause(node, values) + OF_VALUES
+                    raise Found(node.name, "its output", _norm(data), advice)
+        if isinstance(node, Append | RopeAppend):
+            for data in stored_at(values.storage(node.cache), self.step):
+                if not math.isfinite(_norm(data)):
+                    raise Found(node.name, "what it stores", _norm(data), OF_CACHE)
+
+    def _cause(self, node: Node, values: Values) -> str:
+        """Names an input that no node made and that is no number already."""
+        for tensor in node.inputs:
+            if tensor.dtype is WeightFormat.F32:
+                data = values.matrix(tensor).data.view(np.float32)
+            elif tensor.dtype == "f32" and isinstance(tensor.shape[0], Domain):
+                data = self._rows(tensor, values.rows(tensor).data)
+            elif tensor.dtype == "f32" and len(tensor.shape) == 1:
+                data = values.vector(tensor).data
+            else:
+                continue
+            if not np.isfinite(data).all():
+                return f"It reads {tensor.name}, which is no number already. "
+        return ""
 
     def after_backward(self, node: Node, gradients: Gradients) -> None:
         """Looks at the gradients of the inputs."""
         for tensor, gradient in _gradients(node, gradients):
             rows = self._rows(tensor, gradient) if isinstance(tensor.shape[0], Domain) else gradient
-            self._look(node, f"the gradient of {tensor.name}", rows, self.limit)
+            self._look(node, f"the gradient of {tensor.name}", rows)
 
     def _rows(self, tensor: Tensor, data: F32) -> F32:
         return data[: tensor.domain.rows(self.step)]
 
-    def _look(self, node: Node, what: str, data: F32, limit: float | None) -> None:
-        with np.errstate(over="ignore", invalid="ignore"):
-            norm = math.sqrt(float(np.square(data, dtype=np.float64).sum()))
-        if not math.isfinite(norm) or (limit is not None and norm > limit):
-            raise Found(node.name, what, norm)
-        if limit is not None and norm > self.largest[0]:
-            self.largest = (norm, node.name)
+    def _look(self, node: Node, what: str, data: F32) -> None:
+        norm = _norm(data)
+        if not norm <= self.limit or not math.isfinite(norm):
+            raise Found(node.name, what, norm, OF_GRADIENTS)
+        self.largest = max(self.largest, (norm, node.name))
+
+
+def _norm(data: NDArray[np.floating]) -> float:
+    with np.errstate(over="ignore", invalid="ignore"):
+        return math.sqrt(float(np.square(data, dtype=np.float64).sum()))
+
+
+def stored_at(cache: KVStorage, step: Step) -> Iterator[NDArray[np.floating]]:
+    """Keys and values of a step's rows as a float cache holds them, (rows, kv heads, head_dim)."""
+    positions = step.positions[: step.rows]
+    blocks = step.tables[step.sequences[: step.rows], positions // BLOCK_POSITIONS]
+    slots = positions % BLOCK_POSITIONS
+    yield cast(NDArray[np.floating], cache.keys[blocks, :, :, slots])
+    yield cast(NDArray[np.floating], cache.values[blocks, :, slots, :])
 
 
 def _gradients(node: Node, gradients: Gradients) -> Iterator[tuple[Tensor, F32]]:
@@ -118,17 +158,19 @@ def find_explosion(
         for batch in batches:
             learner.run(batch, scale, [search])
     except Found as found:
-        return _error(step, found.node, found.what, found.magnitude)
+        return _error(step, found.node, found.what, found.magnitude, found.advice)
     finally:
         learner.parameters.zero_gradients()
     magnitude, node = search.largest
-    return _error(step, node, "the largest of its gradients", magnitude)
+    return _error(step, node, "the largest of its gradients", magnitude, OF_GRADIENTS)
 
 
-def _error(step: int, node: str, what: str, magnitude: float) -> GradientExplosionError:
+def _error(
+    step: int, node: str, what: str, magnitude: float, advice: str
+) -> GradientExplosionError:
     return GradientExplosionError(
-        f"step {step}: {what} at node {node} has the norm {magnitude:g}. Nothing was changed. Give "
-        "a smaller --rate, or clamp the gradient there (Learner.clamp).",
+        f"step {step}: {what} at node {node} has the norm {magnitude:g}. Nothing was changed. "
+        f"{advice}",
         node=node,
         step=step,
         magnitude=magnitude,
@@ -141,10 +183,10 @@ class Quiet:
     def __init__(self) -> None:
         self._steps: dict[str, int] = {}
 
-    def check(self, gradients: Iterable[tuple[str, F32]], step: int) -> None:
-        """Before a step of the optimizer, with the gradient of each parameter. TrainingError naming
-        the parameters that have learned nothing for QUIET_STEPS in a row: the graph is cut, or the
-        data never reaches them.
+    def check(self, gradients: Iterable[tuple[str, F32]], step: int) -> tuple[str, ...]:
+        """Before a step of the optimizer, with the gradient of each parameter: those that have none
+        in this step. TrainingError naming the parameters that have learned nothing for QUIET_STEPS
+        in a row: the graph is cut, or the data never reaches them.
         """
         for name, data in gradients:
             quiet = not any(data[i : i + 4096].any() for i in range(0, data.size, 4096))
@@ -156,3 +198,4 @@ class Quiet:
                 "steps. A node on the way gives none, or the data never uses it. Freeze it, or "
                 "mend the node."
             )
+        return tuple(name for name, steps in self._steps.items() if steps)

@@ -6,27 +6,23 @@ A micro-batch is one step whose rows are images, each with a label.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rebar.errors import GradientExplosionError, InputError
+from rebar.errors import InputError
 from rebar.graph.backward import Choice, Scheduler
 from rebar.graph.classifier import SLACK, Classifier, image_step, rows_of
-from rebar.graph.explosion import find_explosion
-from rebar.graph.graph import Graph
 from rebar.graph.image_batch import ImageBatch
 from rebar.graph.models.convnet import build_convnet, weight_tensors
 from rebar.graph.models.image_config import ConvNetConfig, tensor_shapes
-from rebar.graph.nodes_loss import CrossEntropy
 from rebar.graph.parameters import Parameters, ParameterShape, fill
-from rebar.graph.recorded import Loss, RecordedLearner
+from rebar.graph.recorded import Loss, RecordedLearner, with_loss
 from rebar.graph.tensor import Tensor
 from rebar.graph.training import GradientObserver
-from rebar.hal import DeviceManager, Domain, Indices, Limits, Matrix, Operand, Rows, Vector
+from rebar.hal import DeviceManager, Indices, Limits, Matrix, Operand, Rows, Vector
 
 F32 = NDArray[np.float32]
 MAX_WINDOW = 1 << 15
@@ -64,22 +60,18 @@ class ImageLearner(RecordedLearner):
         self._images = np.zeros((max_rows, config.values), np.float32)
         self._labels = np.zeros(max_rows, np.int32)
         self._key = np.zeros(2, np.int32)
-        self.step = image_step(MAX_WINDOW, max_rows)
-        scheduler = self._scheduler_of(parameters)
+        scheduler, step = self._scheduler_of(parameters), image_step(MAX_WINDOW, max_rows)
         weights = {parameter.name: parameter.value for parameter in parameters}
         self.classifier = Classifier(config, device, weights, max_rows)
         """The network as it serves now, over the same weights."""
         # Last, so that the arena is chosen by what is left.
-        super().__init__(device, parameters, scheduler, recompute)
+        super().__init__(device, parameters, scheduler, step, recompute)
         self.settings = {"network": asdict(config)}
 
     def _scheduler_of(self, parameters: Parameters) -> Scheduler:
         tensors = weight_tensors(self.config)
         net = build_convnet(self.config, tensors, training=True)
-        labels = Tensor("labels", (Domain.ROWS,), "i32")
-        loss = Tensor("loss", CrossEntropy.shape(net.logits.shape))
-        node = CrossEntropy("loss", net.logits, labels, loss)
-        graph = Graph([*net.graph.order, node], (*net.graph.outputs, loss))
+        graph, loss, labels = with_loss(net.graph, net.logits)
         bound: dict[Tensor, Operand] = {t: parameters[n].value for n, t in tensors.items()}
         bound |= {net.images: Rows(self._images), labels: Indices(self._labels)}
         if net.key is not None:
@@ -97,19 +89,7 @@ class ImageLearner(RecordedLearner):
         given, the step runs node by node and is watched; same bits. Errors: InputError for a batch
         that the learner was not opened for.
         """
-        count = self._bind(batch)
-        self.program.weights.data[:count] = scale
-        self.program.forward(self.step, observers)
-        losses = self.program.losses.data[:count]
-        loss = Loss(float(losses.sum(dtype=np.float64)), count)
-        self.program.backward(self.step, observers)
-        return loss
-
-    def find_explosion(
-        self, batches: Sequence[ImageBatch], scale: float, step: int, limit: float = math.inf
-    ) -> GradientExplosionError:
-        """As Learner.find_explosion."""
-        return find_explosion(self, batches, scale, step, limit)
+        return self._learn(self._bind(batch), scale, observers)
 
     def evaluate(self, batch: ImageBatch) -> Loss:
         """The loss of the network as it serves: nothing drops, and the sum is in float64."""

@@ -11,7 +11,6 @@ import numpy as np
 from rebar.errors import InputError
 from rebar.graph.backward import Choice, Scheduler
 from rebar.graph.gradients import Trained
-from rebar.graph.graph import Graph
 from rebar.graph.kv import PagedKVCache
 from rebar.graph.learner_settings import settings_of
 from rebar.graph.learning import Learner as Learner
@@ -22,16 +21,16 @@ from rebar.graph.lora.trainable import begin, bind_trained, trained_room, traine
 from rebar.graph.memory_plan import RunnerOptions, WeightsPlace, resolve_context
 from rebar.graph.models.bind_trainable import TrainableBinder, trainable_shapes
 from rebar.graph.models.config import DecoderConfig
-from rebar.graph.models.decoder import Decoder, build_decoder
-from rebar.graph.nodes import CrossEntropy
+from rebar.graph.models.decoder import build_decoder
+from rebar.graph.own_nodes import NO_NODES, OwnNodes
 from rebar.graph.parameters import Parameters, ParameterShape
+from rebar.graph.recorded import with_loss
 from rebar.graph.tensor import Tensor
 from rebar.graph.training_plan import TrainingPlan, check_room, learner_entries, plan_of
 from rebar.graph.weights.model_file import ModelFile, Progress
 from rebar.hal import (
     BLOCK_POSITIONS,
     DeviceManager,
-    Domain,
     Indices,
     KVFormat,
     Limits,
@@ -96,11 +95,13 @@ def open_learner(
     *,
     progress: Progress | None = None,
     planned: Callable[[TrainingPlan], None] = lambda _: None,
+    own: OwnNodes = NO_NODES,
 ) -> Learner:
-    """Opens a model for training. planned: told what it will take before a weight is read.
+    """Opens a model for training. planned: told what it will take before a weight is read. own:
+    nodes written in NumPy, behind or instead of the model's.
 
     Errors: MemoryBudgetError before anything is loaded, ContextLengthError, ModelFileError,
-    DeviceError, InputError.
+    DeviceError, InputError; ShapeError for a node that does not fit.
     """
     options = options or LearnerOptions()
     device = DeviceManager(
@@ -120,7 +121,7 @@ def open_learner(
     gradients: dict[Tensor, Trained] = dict(binder.gradients)
     room = trained_room(c, spec) if spec is not None else None
     sizes = {"max_positions": limits.positions, "blocks": limits.blocks}
-    decoder = build_decoder(c, weights, **sizes, room=room)
+    decoder = own.in_decoder(build_decoder(c, weights, **sizes, room=room))
     if options.fused:
         decoder = fused_decoder(decoder)
     if spec is not None:
@@ -128,7 +129,7 @@ def open_learner(
         learning = bind_trained(tables, parameters, spec.scale)
         bound.update({tensor: tables[key] for key, tensor in decoder.adapters.items()})
         gradients.update({tensor: learning[key] for key, tensor in decoder.adapters.items()})
-    graph, loss, targets = with_loss(decoder)
+    graph, loss, targets = with_loss(decoder.graph, decoder.logits)
     bound[targets] = asked = Indices(np.zeros(limits.logit_rows, np.int32))
     bound.update(zip(decoder.caches, _cache(device, c, options, limits), strict=True))
     ropes = rope_tables(decoder, device, limits.positions)
@@ -139,7 +140,7 @@ def open_learner(
     binder.load()
     if spec is not None:
         begin(parameters, c, spec, options.seed)
-    learner.settings = settings_of(model, parameters, spec, options.kv)
+    learner.settings = {**settings_of(model, parameters, spec, options.kv), **own.settings}
     return learner
 
 
@@ -166,14 +167,6 @@ def limits_of(c: DecoderConfig, options: LearnerOptions) -> Limits:
         blocks=rows // BLOCK_POSITIONS + sequences,
         adapters=1 if options.adapter is not None else 0,
     )
-
-
-def with_loss(decoder: Decoder) -> tuple[Graph, Tensor, Tensor]:
-    """The decoder's graph with a loss on its logits: graph, loss and the targets to bind."""
-    targets = Tensor("targets", (Domain.LOGIT_ROWS,), "i32")
-    loss = Tensor("loss", CrossEntropy.shape(decoder.logits.shape))
-    node = CrossEntropy("loss", decoder.logits, targets, loss)
-    return Graph([*decoder.graph.order, node], (*decoder.graph.outputs, loss)), loss, targets
 
 
 def _cache(

@@ -8,16 +8,14 @@ over them in pieces, so logits never exist for all of them.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rebar.errors import GradientExplosionError, InputError
+from rebar.errors import InputError
 from rebar.graph.backward import Choice, Scheduler
 from rebar.graph.batch import Batch
-from rebar.graph.explosion import find_explosion
 from rebar.graph.models.config import DecoderConfig
 from rebar.graph.nodes_lora import NO_ADAPTER, TRAINED
 from rebar.graph.parameters import Parameters
@@ -39,12 +37,12 @@ class Learner(RecordedLearner):
         targets: Indices,
         recompute: Choice,
     ) -> None:
-        super().__init__(device, parameters, scheduler, recompute)
+        limits = scheduler.limits
+        stride = -(-limits.positions // BLOCK_POSITIONS)
+        step = Step(limits.rows, limits.logit_rows, limits.sequences, stride)
+        super().__init__(device, parameters, scheduler, step, recompute)
         self.config = config
         self._targets = targets.data
-        limits = scheduler.limits
-        self._stride = -(-limits.positions // BLOCK_POSITIONS)
-        self.step = Step(limits.rows, limits.logit_rows, limits.sequences, self._stride)
 
     def run(self, batch: Batch, scale: float, observers: Sequence[GradientObserver] = ()) -> Loss:
         """Adds scale * gradient of the sum of the losses into `parameters.gradients`. A batch
@@ -76,7 +74,7 @@ class Learner(RecordedLearner):
             self._targets[: piece.size] = targets[begin : begin + room]
             program.weights.data[: piece.size] = scale
             program.head(step, observers, learn=learn)
-            total += float(program.losses.data[: piece.size].sum(dtype=np.float64))
+            total += self._losses(piece.size).total
         if learn:
             program.backward(step, observers)
         return Loss(total, int(index.size))
@@ -115,11 +113,3 @@ class Learner(RecordedLearner):
                     f"sequence {i} has ids outside the vocabulary of {limits.vocab}. Tokenize it "
                     "with the model's own tokenizer."
                 )
-
-    def find_explosion(
-        self, batches: Sequence[Batch], scale: float, step: int, limit: float = math.inf
-    ) -> GradientExplosionError:
-        """The error that names the node at which a step went wrong: the micro-batches are run again
-        node by node, from zero gradients, and leave them zero. limit: a gradient's largest norm.
-        """
-        return find_explosion(self, batches, scale, step, limit)

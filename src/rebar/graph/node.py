@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
 from functools import cache
-from typing import ClassVar, TypeVar
+from typing import ClassVar, Literal, TypeVar
 
 from rebar.errors import ShapeError
 from rebar.graph.gradients import Gradients
@@ -29,6 +29,7 @@ from rebar.hal import (
     Vector,
 )
 
+Role = Literal["input", "output", "room"]
 Kind = TypeVar("Kind", Rows, QuantizedRows, Matrix, Vector, KVStorage, Indices, LoraTable)
 
 
@@ -107,10 +108,12 @@ class Values:
 @dataclass(frozen=True, eq=False, slots=True)
 class Node(ABC):
     """An operation in a graph. Fields that are tensors are its inputs, but for those named in
-    OUTPUTS.
+    OUTPUTS and BACK.
     """
 
     OUTPUTS: ClassVar[tuple[str, ...]] = ("out", "quantized", "work", "stored")
+    # Fields with room that the way back alone needs.
+    BACK: ClassVar[tuple[str, ...]] = ("parts",)
     # Whether the outputs cost so little that training may compute them a second time instead of
     # keeping them.
     CHEAP: ClassVar[bool] = False
@@ -147,8 +150,8 @@ class Node(ABC):
     def cost(self, rows: int, positions: int = 0) -> Cost:
         """For a step of `rows` rows that look back at `positions` positions each."""
 
-    def _tensors(self, outputs: bool) -> Iterator[Tensor]:
-        for name in _fields(type(self), outputs):
+    def _tensors(self, role: Role) -> Iterator[Tensor]:
+        for name in _fields(type(self), role):
             value = getattr(self, name)
             if isinstance(value, Tensor):
                 yield value
@@ -158,17 +161,24 @@ class Node(ABC):
     @property
     def inputs(self) -> tuple[Tensor, ...]:
         """Tensors read, weights included."""
-        return tuple(self._tensors(outputs=False))
+        return tuple(self._tensors("input"))
 
     @property
     def outputs(self) -> tuple[Tensor, ...]:
         """Tensors written."""
-        return tuple(self._tensors(outputs=True))
+        return tuple(self._tensors("output"))
+
+    @property
+    def rooms(self) -> tuple[Tensor, ...]:
+        """Tensors that the node's own way back writes and reads, and nobody else."""
+        return tuple(self._tensors("room"))
 
 
 @cache
-def _fields(kind: type[Node], outputs: bool) -> tuple[str, ...]:
-    """Fields of a node's class that may hold its outputs, or its inputs. Asked thousands of times
-    while a graph is made, sorted and fused.
+def _fields(kind: type[Node], role: Role) -> tuple[str, ...]:
+    """Fields of a node's class that may hold tensors of a role. Asked thousands of times while a
+    graph is made, sorted and fused.
     """
-    return tuple(f.name for f in fields(kind) if (f.name in kind.OUTPUTS) == outputs)
+    roles: dict[str, Role] = dict.fromkeys(kind.OUTPUTS, "output")
+    roles.update(dict.fromkeys(kind.BACK, "room"))
+    return tuple(f.name for f in fields(kind) if roles.get(f.name, "input") == role)

@@ -11,6 +11,7 @@ from rebar.errors import ShapeError
 from rebar.graph.gradients import Gradients
 from rebar.graph.node import Cost, Node, Record, Values
 from rebar.graph.tensor import Shape, Tensor, same
+from rebar.hal import Domain
 from rebar.hal import launches as la
 from rebar.hal import launches_backward as lb
 
@@ -151,6 +152,7 @@ class Attention(Node):
     softcap: float = 0.0
     quantized: Tensor | None = None
     work: Tensor | None = None
+    parts: Tensor | None = None
 
     @staticmethod
     def shape(q: Shape, cache: Shape, heads: int) -> Shape:
@@ -186,26 +188,37 @@ class Attention(Node):
         one = _native.attention_work(heads, int(cache[2]), 0, 1)
         return (_native.ATTENTION_SPLIT_ROWS, width) if width > one else None
 
+    @staticmethod
+    def parts_shape(cache: Shape, max_positions: int) -> Shape | None:
+        """Of the room for [dk | dv] of the parts of long sequences; None where there are none."""
+        width = 2 * int(cache[1]) * int(cache[2]) * _native.attention_parts(max_positions)
+        return (Domain.ROWS, width) if width else None
+
     def backward(self, run: Record, values: Values, gradients: Gradients) -> None:
-        """One launch for dq, dk and dv; the latter lie in the gradient of `after`, [dk | dv]."""
+        """One launch for dq, dk and dv; the latter lie in the gradient of `after`, [dk | dv]. A
+        second one where sequences may have several parts.
+        """
         v, dq, dkv = values, gradients.of(self.q), gradients.of(self.after)
         n = int(self.cache.shape[1]) * int(self.cache.shape[2])
-        run(
-            lb.AttentionGradient(
-                v.rows(self.q),
-                v.storage(self.cache),
-                v.rows(self.out),
-                gradients.of(self.out),
-                dq,
-                dkv.columns(0, n),
-                dkv.columns(n, 2 * n),
-                self.heads,
-                self.max_positions,
-                self.scale,
-                self.window,
-                self.softcap,
-            )
+        parts = v.rows(self.parts) if self.parts is not None else None
+        launch = lb.AttentionGradient(
+            v.rows(self.q),
+            v.storage(self.cache),
+            v.rows(self.out),
+            gradients.of(self.out),
+            dq,
+            dkv.columns(0, n),
+            dkv.columns(n, 2 * n),
+            self.heads,
+            self.max_positions,
+            self.scale,
+            self.window,
+            self.softcap,
+            parts,
         )
+        run(launch)
+        if parts is not None:
+            run(lb.AttentionGradientMerge(launch))
 
     @property
     def gradients_together(self) -> tuple[Tensor, ...]:

@@ -8,7 +8,6 @@ is to read the same row by other sizes (graph/image.py): no node, no copy.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import gcd
 from typing import ClassVar
 
 from rebar.graph.gradients import Gradients
@@ -23,8 +22,8 @@ MOST_GROUPS = 32
 
 
 def groups_of(channels: int) -> int:
-    """min(32, channels), adjusted to divide the channels: the largest divisor of both."""
-    return gcd(MOST_GROUPS, channels) if channels > MOST_GROUPS else channels
+    """min(32, channels), or as many fewer as it takes to divide the channels."""
+    return max(g for g in range(1, min(MOST_GROUPS, channels) + 1) if channels % g == 0)
 
 
 @dataclass(frozen=True, eq=False, slots=True)

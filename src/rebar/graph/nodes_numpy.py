@@ -1,7 +1,7 @@
 """A node written in NumPy, beside the built-in ones: for what has no kernel yet, or needs none.
 
 It is run by Python between native calls, on float32 arrays: (rows, width) for activations, (n, k)
-for matrices, (n,) for vectors.
+for matrices, (n,) for vectors; and on int32 (rows,) for the targets of a loss.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,10 +19,11 @@ from rebar.graph.gradients import Gradients
 from rebar.graph.node import Cost, HostCall, Node, Record, Values
 from rebar.graph.parameters import dense, fill
 from rebar.graph.tensor import Shape, Tensor
-from rebar.hal import Domain, Matrix, Rows, Step, Vector, WeightFormat
+from rebar.hal import Domain, Indices, Matrix, Rows, Step, Vector, WeightFormat
 
 F32 = NDArray[np.float32]
 Place = Rows | Matrix | Vector
+Read = Place | Indices
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -107,17 +109,22 @@ class NumPyNode(Node):
 
     def cost(self, rows: int, positions: int = 0) -> Cost:
         """Bytes in and out; what it computes is unknown."""
-        width = sum(t.width for t in self.reads if isinstance(t.shape[0], Domain))
+        rows_read = [t for t in self.reads if isinstance(t.shape[0], Domain) and t.dtype == "f32"]
+        width = sum(t.width for t in rows_read)
         return Cost(0, 4 * rows * width, 4 * rows * self.out.width)
 
 
-def _place(values: Values, tensor: Tensor) -> Place:
+def _place(values: Values, tensor: Tensor) -> Read:
+    if tensor.dtype == "i32":
+        return values.indices(tensor)
     if isinstance(tensor.dtype, WeightFormat):
         return values.matrix(tensor)
     return values.rows(tensor) if isinstance(tensor.shape[0], Domain) else values.vector(tensor)
 
 
 def _gradient(gradients: Gradients, tensor: Tensor) -> Place | None:
+    if tensor.dtype == "i32":
+        return None
     if isinstance(tensor.dtype, WeightFormat):
         return gradients.matrix(tensor)
     of_rows = isinstance(tensor.shape[0], Domain)
@@ -131,34 +138,38 @@ def _count(tensor: Tensor) -> Callable[[Step], int]:
     return lambda step: step.rows
 
 
-def _read(place: Place, count: int) -> F32:
+def _read(place: Read, count: int) -> F32:
     """What compute may read, but not change."""
-    data = place.data[:count].view() if isinstance(place, Rows) else dense(place)
+    data: Any = place.data[:count].view() if isinstance(place, Rows | Indices) else dense(place)
     data.flags.writeable = False
-    return data
+    return cast(F32, data)  # but for ids, which whoever reads them knows
 
 
-def check_slopes(node: type[NumPyNode], *inputs: NDArray[np.float64], seed: int = 0) -> float:
+def check_slopes(
+    node: type[NumPyNode], *inputs: NDArray[np.generic], seed: int = 0, **fields: object
+) -> float:
     """How far `gradient` is from the slopes of `compute`, relative to the larger of the two: the
     worst over the inputs, each along one random direction, by central differences in float64.
-    Below 1e-6 for a gradient that is right.
+    Below 1e-6 for a gradient that is right. Integers, and inputs whose gradient is None, stay.
+    fields: those of the node's class.
     """
     random, nothing = np.random.default_rng(seed), Tensor("out", (Domain.ROWS, 1))
-    made = node("check", (), nothing)
-    wide = [np.asarray(x, np.float64) for x in inputs]
+    made: Any = node("check", (), nothing, **fields)
     compute, gradient = made.compute, made.gradient
-    out = compute(*wide)  # type: ignore[arg-type]
+    given = [np.asarray(x) for x in inputs]
+    wide: list[Any] = [x if x.dtype.kind in "iu" else x.astype(np.float64) for x in given]
+    out = compute(*wide)
     upstream = random.standard_normal(out.shape)
-    slopes = gradient(upstream, out, *wide)  # type: ignore[arg-type]
+    slopes = gradient(upstream, out, *wide)
     worst = 0.0
     for i, slope in enumerate(slopes):
-        if slope is None:
+        if slope is None or wide[i].dtype.kind in "iu":
             continue
         direction, h = random.standard_normal(wide[i].shape), 1e-5
         ends = []
         for sign in (1, -1):
             moved = [x + sign * h * direction if j == i else x for j, x in enumerate(wide)]
-            ends.append(float((upstream * compute(*moved)).sum()))  # type: ignore[arg-type]
+            ends.append(float((upstream * compute(*moved)).sum()))
         numeric, analytic = (ends[0] - ends[1]) / (2 * h), float((slope * direction).sum())
         size = max(abs(numeric), abs(analytic), 1e-3)
         worst = max(worst, abs(numeric - analytic) / size)

@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 
 from rebar import _native
 from rebar.errors import ShapeError
+from rebar.graph.weights.pack import TILE_ROWS
 from rebar.hal import Matrix, Pool, Vector, WeightFormat, aligned
 
 F32 = NDArray[np.float32]
-TILE = 16  # values: a cache line, and the rows of a packed tile
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class ParameterShape:
         """Values it takes, packed and rounded up."""
         if len(self.shape) == 2:
             return int(_native.packed_nbytes(int(WeightFormat.F32), *self.shape)) // 4
-        return aligned(self.shape[0], TILE)
+        return aligned(self.shape[0], TILE_ROWS)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
-from rebar.errors import ShapeError
+from rebar.errors import GradientExplosionError, InputError, ShapeError
 from rebar.graph.backward import RECOMPUTE, Choice, Recompute, Scheduler
+from rebar.graph.explosion import Searched, find_explosion
 from rebar.graph.graph import Graph
+from rebar.graph.nodes_loss import CrossEntropy
 from rebar.graph.parameters import Parameters
 from rebar.graph.tensor import Tensor
-from rebar.graph.training import ArenaPlan, Hook, TrainingProgram, plan_arena
+from rebar.graph.training import ArenaPlan, GradientObserver, Hook, TrainingProgram, plan_arena
 from rebar.graph.training_plan import ARENA, no_way_fits
-from rebar.hal import DeviceManager
+from rebar.hal import DeviceManager, Step
 
 SLACK = 4096
+Batch = TypeVar("Batch")
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,10 +40,19 @@ class Loss:
         return self.total / self.tokens if self.tokens else 0.0
 
 
+def with_loss(graph: Graph, logits: Tensor) -> tuple[Graph, Tensor, Tensor]:
+    """The graph with a loss on its logits: graph, loss and the targets to bind."""
+    targets = Tensor("targets", logits.shape[:1], "i32")
+    loss = Tensor("loss", CrossEntropy.shape(logits.shape))
+    node = CrossEntropy("loss", logits, targets, loss)
+    return Graph([*graph.order, node], (*graph.outputs, loss)), loss, targets
+
+
 class RecordedLearner:
-    """parameters: what learns. settings: what else decides the bits of a step, in plain values; it
-    goes into checkpoints and must be equal where a run goes on. asked: what may be computed again;
-    recompute: what is. left: bytes that the budget had for the arena.
+    """parameters: what learns. step: what a run is about, filled by the learner. settings: what
+    else decides the bits of a step, in plain values; it goes into checkpoints and must be equal
+    where a run goes on. asked: what may be computed again; recompute: what is. left: bytes that the
+    budget had for the arena.
 
     Gradients can be watched, changed and stopped by the name of a node or tensor: `on_gradient`,
     `stop`, or observers of a run.
@@ -50,11 +63,13 @@ class RecordedLearner:
         device: DeviceManager,
         parameters: Parameters,
         scheduler: Scheduler,
+        step: Step,
         recompute: Choice,
     ) -> None:
         self.settings: Mapping[str, Any] = {}
         self.device = device
         self.parameters = parameters
+        self.step = step
         self.asked: Choice = recompute
         self._scheduler = scheduler
         self._hooks: dict[Tensor, list[Hook]] = {}
@@ -73,24 +88,58 @@ class RecordedLearner:
             self._program = self._record()
         return self._program
 
+    def find_explosion(
+        self: Searched[Batch],
+        batches: Sequence[Batch],
+        scale: float,
+        step: int,
+        limit: float = math.inf,
+    ) -> GradientExplosionError:
+        """The error that names the node at which a step went wrong: the micro-batches are run again
+        node by node, from zero gradients, and leave them zero. limit: a gradient's largest norm.
+        """
+        return find_explosion(self, batches, scale, step, limit)
+
+    def _learn(self, count: int, scale: float, observers: Sequence[GradientObserver]) -> Loss:
+        """The bound step, of `count` rows that all have a loss, both ways."""
+        self.program.weights.data[:count] = scale
+        self.program.forward(self.step, observers)
+        loss = self._losses(count)
+        self.program.backward(self.step, observers)
+        return loss
+
+    def _losses(self, count: int) -> Loss:
+        """The losses of the last way forward."""
+        return Loss(float(self.program.losses.data[:count].sum(dtype=np.float64)), count)
+
     def on_gradient(self, name: str, hook: Hook) -> None:
         """Calls hook(gradient), float32 (rows, width), in every run once the gradient of a tensor
         is whole. It may change the array, or give another to take its place. name: of a node or of
         its output. ShapeError for a name that is none, or whose gradient nobody needs.
         """
         tensor = self._tensor(name)
-        if self._scheduler.home(tensor) not in self._scheduler.needed:
-            raise ShapeError(f"nobody needs the gradient of {name}: what is before it is frozen.")
+        self._watchable(self._scheduler, tensor)
         self._hooks.setdefault(tensor, []).append(hook)
         self._program = None
 
+    @staticmethod
+    def _watchable(scheduler: Scheduler, tensor: Tensor) -> None:
+        home = scheduler.home(tensor)
+        if home not in scheduler.needed or home not in scheduler.watched:
+            raise ShapeError(
+                f"nobody needs the gradient of {tensor.name}: what is before it is frozen, or cut "
+                "off by a stop. Watch a tensor behind what learns, or release the stop."
+            )
+
     def clamp(self, name: str, limit: float) -> None:
-        """Keeps every element of a gradient within -limit .. limit."""
+        """Keeps every element of a gradient within -limit .. limit. InputError below 0."""
+        if not limit >= 0:
+            raise InputError(f"a gradient cannot be kept within {limit:g}; give 0 or more.")
         self.on_gradient(name, lambda gradient: np.clip(gradient, -limit, limit, out=gradient))
 
     def stop(self, name: str) -> None:
         """No gradient passes through the tensor any more. ShapeError when a parameter would get
-        none at all.
+        none at all, or a hook would never be called.
         """
         self._rescheduled(self._stopped | {self._tensor(name)})
 
@@ -102,9 +151,12 @@ class RecordedLearner:
 
     def _rescheduled(self, stopped: set[Tensor]) -> None:
         s = self._scheduler
-        self._scheduler = Scheduler(
+        made = Scheduler(
             s.graph, s.loss, s.limits, s.bound, s.parameters, s.head_begin, frozenset(stopped)
         )
+        for tensor in self._hooks:
+            self._watchable(made, tensor)
+        self._scheduler = made
         self._stopped, self._program = stopped, None
 
     def _tensor(self, name: str) -> Tensor:

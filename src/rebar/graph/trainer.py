@@ -76,6 +76,7 @@ class StepRecord:
     tokens_per_second: all positions computed. evaluation: loss on held-out data after it, when it
     was due. left: seconds to the last step at the pace so far, None when unknown. skipped: samples
     without a supervised token, since the run began. samples: this rank's. Memory in bytes.
+    silent: parameters that got no gradient.
     """
 
     step: int
@@ -91,6 +92,7 @@ class StepRecord:
     pools: int
     samples: tuple[int, ...]
     evaluation: float | None = None
+    silent: tuple[str, ...] = ()
 
 
 class Trainer(Generic[B]):
@@ -248,7 +250,7 @@ class Trainer(Generic[B]):
                 f"step {progress.step + 1}: the loss is {loss}. Nothing was changed. Give a "
                 f"smaller --rate, or look at samples {', '.join(map(str, samples[:8]))}."
             )
-        self._quiet.check(self.optimizer.gradients(), progress.step + 1)
+        silent = self._quiet.check(self.optimizer.gradients(), progress.step + 1)
         try:
             norm = self.optimizer.step(rate)
         except GradientExplosionError:
@@ -272,6 +274,7 @@ class Trainer(Generic[B]):
             pools=self.optimizer.device.stats().used,
             samples=samples,
             evaluation=self._judged() if self._evaluation_due() else None,
+            silent=silent,
         )
 
     def _search(self, window: Window[B] | None, share: Brought) -> None:

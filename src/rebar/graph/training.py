@@ -14,6 +14,7 @@ from typing import Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from rebar.errors import ShapeError
 from rebar.graph.backward import Event, Recompute, Schedule, Scheduler, as_rows
 from rebar.graph.gradients import Gradients
 from rebar.graph.graph import Observer
@@ -111,7 +112,9 @@ class TrainingProgram:
         self.schedule = plan.schedule
         self._scheduler = scheduler
         self._tape = Tape(device.program(scheduler.limits))
-        self._hooks = {scheduler.home(t): calls for t, calls in hooks.items()}
+        self._hooks: dict[Tensor, list[Hook]] = {}
+        for tensor, calls in hooks.items():  # several tensors may have one gradient
+            self._hooks.setdefault(scheduler.home(tensor), []).extend(calls)
         self._bind(plan, arena.bytes())
         self.ranges = self._record(plan)
         self.losses = self._forward_values.rows(scheduler.loss)
@@ -164,7 +167,7 @@ class TrainingProgram:
     def _one(self, event: Event) -> None:
         node = event.node
         if event.kind == "backward":
-            for tensor in dict.fromkeys(self._scheduler.home(t) for t in node.outputs):
+            for tensor in self._scheduler.completed(node):
                 for hook in self._hooks.get(tensor, ()):
                     self._tape(self._call(tensor, hook))
             node.backward(self._tape, self._backward_values, self.gradients)
@@ -178,8 +181,15 @@ class TrainingProgram:
         def run(step: Step) -> None:
             count = tensor.domain.rows(step)
             changed = hook(rows[:count])
-            if changed is not None:
-                rows[:count] = changed
+            if changed is None:
+                return
+            if np.shape(changed) != (count, tensor.width):
+                raise ShapeError(
+                    f"the hook of {tensor.name} gave {np.shape(changed)}, its gradient is "
+                    f"{(count, tensor.width)}. Give that shape, or None for what was changed in "
+                    "place."
+                )
+            rows[:count] = changed
 
         return HostCall(f"hook of {tensor.name}", run)
 

@@ -51,7 +51,8 @@ class TrainingPlan:
 
     def lines(self) -> list[str]:
         """A table to print, and the choice with its reason."""
-        return [*plan_lines(self.entries, self.budget), f"recompute {self._reason()}"]
+        taken = [entry for entry in self.entries if entry.nbytes]
+        return [*plan_lines(taken, self.budget), f"recompute {self._reason()}"]
 
     def _reason(self) -> str:
         left, takes = f"{self.left / 1e6:,.0f} MB", arena_words(self.arenas)

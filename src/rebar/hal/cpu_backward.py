@@ -83,7 +83,17 @@ def _(op: lb.RopeGradient, program: _native.Program) -> None:
 
 @record.register
 def _(op: lb.AttentionGradient, program: _native.Program) -> None:
+    _attention(op, program, merge=False)
+
+
+@record.register
+def _(op: lb.AttentionGradientMerge, program: _native.Program) -> None:
+    _attention(op.gradient, program, merge=True)
+
+
+def _attention(op: lb.AttentionGradient, program: _native.Program, *, merge: bool) -> None:
     program.attention_gradient(
+        merge=merge,
         q=rows(op.q),
         cache=op.storage.address,
         out=rows(op.out),
@@ -91,6 +101,7 @@ def _(op: lb.AttentionGradient, program: _native.Program) -> None:
         dq=rows(op.dq),
         dk=rows(op.dk),
         dv=rows(op.dv),
+        parts=address(op.parts),
         block_stride=op.storage.stride,
         kv_type=int(op.storage.format),
         heads=op.heads,

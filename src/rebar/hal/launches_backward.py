@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from rebar import _native
 from rebar.errors import ShapeError
 from rebar.hal.arrays import Indices, KVFormat, KVStorage, Matrix, Rows, Vector, WeightFormat
 from rebar.hal.launch_rules import Activation, Domain, same
@@ -155,7 +156,11 @@ class AttentionGradient:
 
     q, k: as the forward read them (rotated). Keys and values come from the cache. dk, dv (rows,
     kv_heads * head_dim): row r is the position of row r. Sums over positions ascend in dq; in dk
-    and dv over rows ascending, and in a row over the query heads of the kv head ascending.
+    and dv over the rows of a part (native/rebar_training.h), and in a row over the query heads of
+    the kv head ascending.
+
+    parts: room for the dk and dv of parts of long sequences, (rows, _native.attention_parts times
+    the width of dk and dv); with it, an AttentionGradientMerge must follow.
     """
 
     q: Rows
@@ -170,6 +175,7 @@ class AttentionGradient:
     scale: float
     window: int = 0
     softcap: float = 0.0
+    parts: Rows | None = None
 
     def check(self) -> None:
         """Shape rule."""
@@ -178,12 +184,28 @@ class AttentionGradient:
         same("attention_gradient", "dq", self.dq.width, width)
         kv = self.storage.kv_heads * self.storage.head_dim
         same("attention_gradient", "kv width", self.dk.width, self.dv.width, kv)
+        room = self.parts.width if self.parts is not None else 0
+        needed = 2 * kv * _native.attention_parts(self.max_positions)
+        same("attention_gradient", "width of parts", room, needed)
+        if self.parts is not None:
+            same("attention_gradient", "stride of parts", self.parts.stride, needed)
         same("attention_gradient", "head_dim modulo 16", self.storage.head_dim % 16, 0)
         if self.storage.format is KVFormat.INT8:
             raise ShapeError(
                 "attention_gradient: int8 keys and values are not those that were computed. Train "
                 "with an f16 or f32 cache."
             )
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionGradientMerge:
+    """Adds the parts that an AttentionGradient has left into dk and dv, in ascending order."""
+
+    gradient: AttentionGradient
+
+    def check(self) -> None:
+        """Shape rule."""
+        self.gradient.check()
 
 
 @dataclass(frozen=True, slots=True)
@@ -327,6 +349,7 @@ BackwardLaunch = (
     | RmsNormGradient
     | RopeGradient
     | AttentionGradient
+    | AttentionGradientMerge
     | GatedGradient
     | SelectGradient
     | SoftcapGradient

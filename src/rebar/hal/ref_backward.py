@@ -111,6 +111,11 @@ def _(op: lb.AttentionGradient, memory: Memory, step: Step) -> None:
         memory.add(gradient, values.reshape(count, -1))
 
 
+@run.register
+def _(op: lb.AttentionGradientMerge, memory: Memory, step: Step) -> None:
+    """Nothing: all rows of a sequence add up as they come."""
+
+
 def _probabilities(op: lb.AttentionGradient, q: F64, k: F64) -> tuple[F64, F64]:
     """softmax of a row's scores, (kv head, head of it, position), and the slope of the softcap."""
     scores = np.einsum("hgd,phd->hgp", q, k) * op.scale

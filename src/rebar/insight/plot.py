@@ -47,12 +47,13 @@ def line_plot(series: Sequence[Series], title: str, x_label: str, y_label: str) 
     lines = [s for s in lines if s.points]
     x_ticks = ticks([x for s in lines for x, _ in s.points])
     y_ticks = ticks([y for s in lines for _, y in s.points])
+    heading = escape(_cut(title, lines))
     frame = _Frame(x_ticks[0], x_ticks[-1], y_ticks[0], y_ticks[-1])
     body = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" '
         f'width="{WIDTH}" height="{HEIGHT}" font-family="sans-serif" font-size="12">',
         f'<rect width="{WIDTH}" height="{HEIGHT}" fill="#ffffff"/>',
-        f'<text x="{LEFT}" y="24" font-size="15" fill="#222222">{escape(title)}</text>',
+        f'<text x="{LEFT}" y="24" font-size="15" fill="#222222">{heading}</text>',
         *_grid(frame, x_ticks, y_ticks),
         *(part for s in lines for part in _line(frame, s)),
         *_legend(lines),
@@ -132,11 +133,21 @@ def _line(frame: _Frame, s: Series) -> list[str]:
     return out
 
 
+def _cut(title: str, lines: Sequence[Series]) -> str:
+    """The end of a title that would run into the legend."""
+    room = int((WIDTH - RIGHT - LEFT - sum(map(_legend_width, lines)) - 10) / 8.5)  # 15 px letters
+    return title if len(title) <= room else f"…{title[1 - room :]}"
+
+
+def _legend_width(s: Series) -> float:
+    return 7.0 * len(s.name) + 34
+
+
 def _legend(lines: Sequence[Series]) -> list[str]:
     """Names from the right end of the title's line."""
     out, x = [], float(WIDTH - RIGHT)
     for s in reversed(lines):
-        x -= 7.0 * len(s.name) + 34
+        x -= _legend_width(s)
         opacity = ' stroke-opacity="0.35"' if s.faint else ""
         out.append(
             f'<path d="M{x:.0f} 20h18" stroke="{s.colour}" stroke-width="2"{opacity}/>'

@@ -21,7 +21,10 @@ from rebar.service.validator import MAX_PRIORITY, Caller, check_range
 from rebar.service.wire import ClassifyBody, PixelRows
 
 MAX_IMAGES = 1024
-"""Images of one request."""
+"""Images of one request, while they are small."""
+MAX_VALUES = 1 << 22
+"""Values of all images of a request, 16 MB as the network takes them: a few bytes of PNG can stand
+for a large picture, and all are unpacked before any is computed."""
 DEFAULT_TOP = 5
 
 
@@ -44,9 +47,11 @@ def classify_job(
         top = body.top_k
     priority = NORMAL if body.priority is None else body.priority
     check_range("priority", priority, -MAX_PRIORITY, MAX_PRIORITY)
-    if not 0 < len(body.images) <= MAX_IMAGES:
+    most = max(1, min(MAX_IMAGES, MAX_VALUES // config.values))
+    if not 0 < len(body.images) <= most:
         raise InputError(
-            f"`images` holds {len(body.images)} images. Send 1 to {MAX_IMAGES}.", param="images"
+            f"`images` holds {len(body.images)} images. Send 1 to {most} of this model's size.",
+            param="images",
         )
     packets = [
         RequestPacket(

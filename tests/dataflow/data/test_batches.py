@@ -139,6 +139,7 @@ def test_data_of_which_nothing_is_learned_is_refused(tmp_path: Path) -> None:
 
 
 def test_what_is_cut_and_what_asks_nothing_is_counted(tmp_path: Path) -> None:
+    """A-j2: a prompt so long that its answer is cut away."""
     records: list[object] = [
         {"prompt": "x" * 200, "completion": "y"},  # cut before the answer
         {"prompt": "x", "completion": "y" * 200},
@@ -168,6 +169,7 @@ def test_samples_that_ask_nothing_are_told(tmp_path: Path) -> None:
 
 
 def test_broken_lines_by_rule(tmp_path: Path) -> None:
+    """A-j6: raised with file and line, or passed over and counted, as somebody chose."""
     data = write(tmp_path / "d.jsonl", [*chats(3), "", "{broken", {"text": 5}, *chats(2)])
     source = batches(data, on_error="skip")
     survey = source.survey()

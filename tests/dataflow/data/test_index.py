@@ -93,6 +93,7 @@ def test_case_j6(tmp_path: Path, tail: bytes) -> None:
 
 @pytest.mark.parametrize("content", [b"", b"\n", b"\0" * 10])
 def test_files_without_records(tmp_path: Path, content: bytes) -> None:
+    """A-j6: empty, a line end alone, room that was never written."""
     path = tmp_path / "d.jsonl"
     path.write_bytes(content)
     assert len(MMapDataset(path)) == 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import pickle
 from collections.abc import Sequence
 from pathlib import Path
@@ -24,6 +25,7 @@ from rebar.dataflow.images import (
     held_out,
     open_images,
     split,
+    survey_images,
 )
 from rebar.dataflow.images.augment import moved
 from rebar.dataflow.images.dataset import ImageDataset
@@ -94,6 +96,36 @@ def test_files_that_are_no_images(message: str, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=message):
         ArrayImages(path)
     assert not Path("unpickled").exists()
+
+
+def test_labels_are_bounded_and_are_text(tmp_path: Path) -> None:
+    """A label of 10^12 asked for a name for each number below it: 8 TB."""
+    images = np.zeros((2, 4, 4), np.uint8)
+    np.savez(tmp_path / "far.npz", images=images, labels=np.array([0, 10**12]))
+    with pytest.raises(DataError, match="labels outside 0"):
+        ArrayImages(tmp_path / "far.npz")
+    names = np.array([b"cat", "küken".encode()])
+    np.savez(tmp_path / "bytes.npz", images=images, labels=np.array([0, 1]), names=names)
+    assert ArrayImages(tmp_path / "bytes.npz").labels == ("cat", "küken")
+    (tmp_path / "set" / os.fsdecode(b"\xff")).mkdir(parents=True)
+    (tmp_path / "set" / os.fsdecode(b"\xff") / "a.png").write_bytes(gray_png(images[0]))
+    with pytest.raises(DataError, match="no text in UTF-8"):
+        open_images(tmp_path / "set")
+
+
+def test_other_files_of_a_folder_are_told(tmp_path: Path) -> None:
+    (tmp_path / "cat").mkdir()
+    (tmp_path / "cat" / "a.JPG").write_bytes(b"x")
+    (tmp_path / "cat" / ".DS_Store").write_bytes(b"x")
+    with pytest.raises(DataError, match=r"holds a \.png file, but a\.JPG and the like"):
+        open_images(tmp_path)
+
+
+def test_a_set_of_which_nothing_is_an_image(tmp_path: Path) -> None:
+    (tmp_path / "cat").mkdir()
+    (tmp_path / "cat" / "a.png").write_bytes(b"x")
+    with pytest.raises(DataError, match=r"a\.png and all others are no images"):
+        survey_images(open_images(tmp_path), "skip")
 
 
 def test_a_pickle_and_an_empty_folder_are_refused(tmp_path: Path) -> None:

@@ -167,6 +167,23 @@ def test_a_folder_says_what_was_merged_into_it(tmp_path: Path) -> None:
             merged(found, adapter)
 
 
+@pytest.mark.parametrize(
+    "note", ["ab", "x" * 64, "a" * 64 + "  " + "b" * 64, " ".join(["a" * 64] * 257), ""]
+)
+def test_notes_of_a_stranger_are_not_kept(tmp_path: Path, note: str) -> None:
+    """Megabytes of them would have made a .rebar file whose header is too long to be opened."""
+    write_folder(packed(tmp_path), tmp_path / "out")
+    weights = tmp_path / "out" / "model.safetensors"
+    whole = weights.read_bytes()
+    nbytes = int.from_bytes(whole[:8], "little")
+    header = json.loads(whole[8 : 8 + nbytes])
+    header["__metadata__"]["merged_adapters"] = note
+    text = json.dumps(header).encode()
+    weights.write_bytes(len(text).to_bytes(8, "little") + text + whole[8 + nbytes :])
+    assert merged_digests(open_model(tmp_path / "out")) == ()
+    weights.write_bytes(whole)
+
+
 NO_TOKENS = TokenizerData("bpe", "gpt-2", ["a"], [1])
 LLAMA3 = RopeConfig(500_000.0, 16, "llama3", 8.0, 1.0, 4.0, 8192)
 

@@ -34,6 +34,7 @@ from rebar.errors import DataError
 from rebar.hal.files import MappedFile, locked
 
 RECORDS = {".jsonl", ".ndjson", ".json"}
+SAID = {"text", "prompt", "completion"}
 SPACE = 32
 LETTER = np.array([chr(byte).isalpha() and byte < 128 for byte in range(256)])
 
@@ -90,10 +91,27 @@ def open_training(
     held = round(options.held_out * len(data))
     if not held:
         return batches(data, options), None
-    if held >= len(data):
-        raise DataError(f"{path}: all {held} samples would be held out. Hold out a smaller share.")
+    if not 0 < held < len(data):
+        raise DataError(
+            f"{path}: {held} of {len(data)} samples would be held out. Hold out a share from 0 to "
+            "below 1."
+        )
     train, kept = (Subset(data, part) for part in divided(len(data), held, options.seed))
     return batches(train, options), batches(kept, replace(options, epochs=1, shuffle=False))
+
+
+def texts_in(path: Path, cache: Path | None = None) -> Iterator[str]:
+    """What a file says, without the JSON around it: plain text whole, of records the documents,
+    prompts and completions. Raises DataError, OSError, UnicodeDecodeError.
+    """
+    if not (path.suffix.lower() in RECORDS or path.is_dir()):
+        yield path.read_text(encoding="utf-8-sig")
+        return
+    for file in _files(path):
+        data = MMapDataset(file, cache=cache)
+        for record in map(data.__getitem__, range(len(data))):
+            said = record.items() if isinstance(record, dict) else ()
+            yield from (text for key, text in said if key in SAID and isinstance(text, str))
 
 
 def record_stages(

@@ -5,6 +5,7 @@ from rebar.dataflow.images.batches import BatchImages, ImageBatches, held_out
 from rebar.dataflow.images.dataset import ArrayImages, FolderImages, RawImage, open_images, split
 from rebar.dataflow.images.decode import DecodeImages, Picture
 from rebar.dataflow.images.png import read_png
+from rebar.dataflow.images.survey import ImageSurvey, survey_images
 
 __all__ = [
     "ArrayImages",
@@ -13,10 +14,12 @@ __all__ = [
     "DecodeImages",
     "FolderImages",
     "ImageBatches",
+    "ImageSurvey",
     "Picture",
     "RawImage",
     "held_out",
     "open_images",
     "read_png",
     "split",
+    "survey_images",
 ]

@@ -14,6 +14,7 @@ from collections.abc import Generator, Sequence
 import msgspec
 import numpy as np
 
+from rebar.dataflow.data.faults import OnError
 from rebar.dataflow.data.footprint import array_bytes, items_bytes
 from rebar.dataflow.data.pipeline import DataPipeline
 from rebar.dataflow.data.stage import Item, Stage
@@ -163,9 +164,12 @@ def grouped(
     return [item.value for item in BatchImages(config, key).process_batch(groups)]
 
 
-def held_out(dataset: ImageDataset, config: ConvNetConfig, rows: int) -> list[ImageBatch]:
+def held_out(
+    dataset: ImageDataset, config: ConvNetConfig, rows: int, on_error: OnError = "raise"
+) -> list[ImageBatch]:
     """All images as they are, in batches, for evaluation."""
-    decode = DecodeImages(config.height, config.width, config.channels, dataset.where)
+    size = config.height, config.width, config.channels
+    decode = DecodeImages(*size, dataset.where, on_error)
     raws = dataset.raws(np.arange(len(dataset)))
     items = decode.process_batch([Item(0, i, i, raw) for i, raw in enumerate(raws)])
     return grouped(items, config, rows)

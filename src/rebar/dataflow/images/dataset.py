@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import zipfile
+import zlib
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
@@ -17,6 +18,13 @@ from rebar.dataflow.data.parts import Subset, divided
 from rebar.errors import DataError
 
 MAX_PNG_BYTES = 1 << 26
+MAX_LABELS = 1 << 16
+ARRAYS = "images", "labels", "names"
+# What NumPy and zipfile make of damaged bytes: lengths, names, methods, encryption, versions.
+NO_ARRAYS: tuple[type[Exception], ...] = (
+    ValueError, EOFError, TypeError, KeyError, OverflowError, RuntimeError,
+    zipfile.BadZipFile, zlib.error,
+)  # fmt: skip
 
 
 class RawImage(msgspec.Struct, frozen=True):
@@ -36,6 +44,8 @@ class ImageDataset(Protocol):
 
     labels: tuple[str, ...]
     """Names by number."""
+    remarks: tuple[str, ...]
+    """What lies there and is not used, in words."""
 
     @property
     def digest(self) -> str:
@@ -56,18 +66,22 @@ class ArrayImages:
     whole numbers (n,), and `names` of the labels, else their numbers.
     """
 
+    remarks: tuple[str, ...] = ()
+
     def __init__(self, path: Path) -> None:
         """Raises DataError for a file that holds no such arrays. Nothing in it can run code."""
         self.path = path
         try:
             with path.open("rb") as raw:
                 with np.load(raw, allow_pickle=False) as file:
-                    arrays = {name: file[name] for name in file.files}
+                    arrays = {name: file[name] for name in ARRAYS if name in file.files}
                 raw.seek(0)
                 self.digest = hashlib.file_digest(raw, "sha256").hexdigest()
         except OSError as error:
             raise _no_images(path, f"{error.strerror or error}") from error
-        except (ValueError, EOFError, TypeError, zipfile.BadZipFile) as error:
+        except MemoryError as error:
+            raise _no_images(path, "its arrays do not fit into memory") from error
+        except NO_ARRAYS as error:
             raise _no_images(path, "it is no .npz file of plain arrays") from error
         images, numbers = arrays.get("images"), arrays.get("labels")
         if images is None or numbers is None or images.dtype != np.uint8:
@@ -78,9 +92,10 @@ class ArrayImages:
         if numbers.shape != images.shape[:1] or not np.issubdtype(numbers.dtype, np.integer):
             raise _no_images(path, f"`labels` is {numbers.dtype} {numbers.shape}")
         self._images, self._numbers = images, numbers.astype(np.int64)
-        names = arrays.get("names", np.arange(int(self._numbers.max()) + 1))
-        self.labels = tuple(str(name) for name in names.ravel())
-        if int(self._numbers.min()) < 0 or int(self._numbers.max()) >= len(self.labels):
+        most = int(self._numbers.max())
+        names = arrays.get("names", np.arange(min(most + 1, MAX_LABELS)))
+        self.labels = tuple(_name(path, name) for name in names.ravel().tolist())
+        if int(self._numbers.min()) < 0 or most >= len(self.labels):
             raise _no_images(path, f"there are labels outside 0 .. {len(self.labels) - 1}")
 
     def __len__(self) -> int:
@@ -97,21 +112,25 @@ class ArrayImages:
 
 
 class FolderImages:
-    """DIR/LABEL/*.png, labels and files in the order of their names."""
+    """DIR/LABEL/*.png, labels and files in the order of their names. Hidden files are none."""
 
     def __init__(self, path: Path) -> None:
         """Raises DataError for a folder without such files."""
         self.path = path
         try:
             folders = sorted(p for p in path.iterdir() if p.is_dir())
-            found = [(p, sorted(p.glob("*.png"))) for p in folders]
+            found = [(p, sorted(f for f in p.iterdir() if f.name[0] != ".")) for p in folders]
         except OSError as error:
             raise _no_images(path, f"{error}") from error
-        kept = [(folder.name, files) for folder, files in found if files]
-        self.labels = tuple(name for name, _ in kept)
+        images = [(p, [f for f in files if f.suffix.lower() == ".png"]) for p, files in found]
+        kept = [(folder, files) for folder, files in images if files]
+        self.labels = tuple(_name(path, folder.name) for folder, _ in kept)
         self._files = [(file, n) for n, (_, files) in enumerate(kept) for file in files]
+        others = [f for _, files in found for f in files if f.suffix.lower() != ".png"]
+        self.remarks = _not_used(others)
         if not self._files:
-            raise _no_images(path, "no folder in it holds a .png file")
+            held = f", but {others[0].name} and the like" if others else ""
+            raise _no_images(path, f"no folder in it holds a .png file{held}")
 
     @cached_property
     def digest(self) -> str:
@@ -149,7 +168,7 @@ class Part(Subset):
 
     def __init__(self, whole: ImageDataset, samples: NDArray[np.int64]) -> None:
         super().__init__(whole, samples)
-        self.labels = whole.labels
+        self.labels, self.remarks = whole.labels, whole.remarks
 
 
 def open_images(path: Path) -> ImageDataset:
@@ -166,6 +185,22 @@ def split(whole: ImageDataset, share: float, seed: int) -> tuple[Part, Part]:
         )
     learned, kept = divided(len(whole), held, seed)
     return Part(whole, learned), Part(whole, kept)
+
+
+def _name(path: Path, name: object) -> str:
+    """Of a label, as JSON can say it."""
+    text = name.decode(errors="replace") if isinstance(name, bytes) else str(name)
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise _no_images(path, f"the label {text!r} is no text in UTF-8") from error
+    return text
+
+
+def _not_used(others: list[Path]) -> tuple[str, ...]:
+    if not others:
+        return ()
+    return (f"files that are no .png, passed over: {len(others):,}; the first: {others[0]}",)
 
 
 def _no_images(path: Path, why: str) -> DataError:

@@ -40,6 +40,6 @@ def check_size(height: int, width: int, due: tuple[int, int]) -> None:
     if (height, width) != due:
         raise InputError(
             f"The image has {height} rows of {width} pixels, the model takes {due[0]} of {due[1]}. "
-            "Scale it before you send it.",
+            "Scale it first.",
             code="invalid_image",
         )

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import struct
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from rebar import _native
 from rebar.errors import InputError
 
 U8 = NDArray[np.uint8]
@@ -49,6 +50,11 @@ class PngHeader:
     def samples(self) -> int:
         """Values of a pixel as they are stored."""
         return _SAMPLES[self.kind]
+
+    @property
+    def channels(self) -> int:
+        """Of the picture: 1 gray, 3 colours."""
+        return 1 if self.kind in (GRAY, GRAY_ALPHA) else 3
 
     @property
     def line_nbytes(self) -> int:
@@ -103,7 +109,7 @@ def read_png(data: bytes) -> U8:
 
 
 def _wrong(what: str) -> InputError:
-    return InputError(f"The image {what}. Send another.", code="invalid_image")
+    return InputError(f"The image {what}. Use another.", code="invalid_image")
 
 
 def _chunks(data: bytes) -> Iterator[tuple[bytes, bytes]]:
@@ -138,52 +144,12 @@ def _unpacked(packed: bytes, header: PngHeader) -> bytes:
 
 def _unfiltered(raw: bytes, header: PngHeader) -> U8:
     """(height, bytes of a line): each line is told as differences, by a rule of its own."""
-    filtered = np.frombuffer(raw, np.uint8).reshape(header.height, -1)
-    unit = header.unit
-    lines = np.zeros((header.height, header.line_nbytes), np.uint8)
-    above = np.zeros(header.line_nbytes, np.uint8)
-    for y, rule in enumerate(filtered[:, 0].tolist()):
-        told = filtered[y, 1:]
-        if rule == 0:
-            lines[y] = told
-        elif rule == 1:
-            lines[y] = _summed(told, unit)
-        elif rule == 2:
-            lines[y] = told + above
-        elif rule in (3, 4):
-            lines[y] = _predicted(told, above, unit, _average if rule == 3 else _paeth)
-        else:
-            raise _wrong(f"has a line of kind {rule}, which does not exist")
-        above = lines[y]
+    told = np.frombuffer(raw, np.uint8).reshape(header.height, -1)
+    lines = np.empty((header.height, header.line_nbytes), np.uint8)
+    if not _native.png_unfiltered(told, lines, header.unit):
+        rule = int(told[:, 0].max())
+        raise _wrong(f"has a line of kind {rule}, which does not exist")
     return lines
-
-
-def _summed(told: U8, unit: int) -> U8:
-    """Each value is told as the difference to the one before it, modulo 256."""
-    wide = np.zeros(-(-told.size // unit) * unit, np.uint8)
-    wide[: told.size] = told
-    return np.add.accumulate(wide.reshape(-1, unit), axis=0, dtype=np.uint8).ravel()[: told.size]
-
-
-def _average(left: int, up: int, corner: int) -> int:
-    return (left + up) // 2
-
-
-def _paeth(left: int, up: int, corner: int) -> int:
-    """Whichever is nearest to left + up - corner; ties in this order (section 9.4)."""
-    guess = left + up - corner
-    to_left, to_up, to_corner = abs(guess - left), abs(guess - up), abs(guess - corner)
-    if to_left <= to_up and to_left <= to_corner:
-        return left
-    return up if to_up <= to_corner else corner
-
-
-def _predicted(told: U8, above: U8, unit: int, rule: Callable[[int, int, int], int]) -> U8:
-    line, ups = told.tolist(), above.tolist()
-    for i, difference in enumerate(line):
-        left, corner = (line[i - unit], ups[i - unit]) if i >= unit else (0, 0)
-        line[i] = (difference + rule(left, ups[i], corner)) & 255
-    return np.array(line, np.uint8)
 
 
 def _samples(lines: U8, header: PngHeader) -> U8:

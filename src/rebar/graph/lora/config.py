@@ -16,9 +16,10 @@ from rebar.graph.lora.modules import ALL_LINEAR, MAX_PATTERN, MAX_PATTERNS, Plac
 from rebar.graph.lora.spec import scale_of
 from rebar.graph.models.adapted import MAX_RANK
 from rebar.graph.models.config import DecoderConfig
+from rebar.graph.weights.hf_config import ADAPTER_CONFIG
 from rebar.hal.files import read_bounded
 
-CONFIG = "adapter_config.json"
+CONFIG = ADAPTER_CONFIG
 MAX_CONFIG_BYTES = 1 << 20
 MAX_REPEATS, MAX_REPEATS_IN_ALL = 5, 20
 V = TypeVar("V", int, float)

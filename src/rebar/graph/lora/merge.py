@@ -3,11 +3,12 @@ file is never touched; it is also the way back.
 
 A merged weight is computed in float64, rounded to float32 and then to its type: the one it had, if
 that is a float type. Block-quantized weights become Q8_0, unless their own type is asked for: in
-the few bits that they had, rounding may be larger than what an adapter adds.
+the few bits that they had, rounding may be larger than what an adapter adds; `rounding` measures.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Literal, get_args
@@ -19,7 +20,7 @@ from rebar.graph.lora.folder import Adapter, LowRank
 from rebar.graph.weights.model_file import ModelFile, StoredTensor, WeightType
 from rebar.graph.weights.provenance import BASE, MERGED, TYPES, base_digest, merged_digests
 from rebar.graph.weights.recode import MadeTensor
-from rebar.graph.weights.values import F32, FLOATS
+from rebar.graph.weights.values import F32, FLOATS, dense
 
 MergeType = Literal["auto", "same"] | WeightType
 
@@ -74,3 +75,19 @@ class MergedTensor(MadeTensor):
         for values in super()._values():
             yield (values + more[at : at + len(values)]).astype(np.float32)
             at += len(values)
+
+
+def rounding(base: ModelFile, adapter: Adapter, written: ModelFile) -> float:
+    """What was rounded away of the merged weights, by the size of what the adapter adds: the roots
+    of both sums of squares over all matrices that changed. At 1 as much noise as adapter is left,
+    or nothing of it.
+    """
+    lost = added = 0.0
+    for place, low in adapter.parts.items():
+        name = f"layers.{place.layer}.{place.part}.weight"
+        a, b = (m.astype(np.float64) for m in low.matrices())
+        more = low.scale * (b @ a)
+        left = dense(written.tensors[name]) - (dense(base.tensors[name]) + more)
+        lost += float(np.square(left).sum())
+        added += float(np.square(more).sum())
+    return math.sqrt(lost / added) if added else 0.0

@@ -18,11 +18,9 @@ from rebar.graph.models.config import DecoderConfig
 from rebar.graph.models.decoder import DecoderWeights, LayerWeights, Part
 from rebar.graph.tensor import Tensor
 from rebar.graph.weights.model_file import ModelFile, Progress, StoredTensor
-from rebar.graph.weights.pack import pack, packed_nbytes
+from rebar.graph.weights.pack import TILE_ROWS, pack, packed_nbytes
 from rebar.hal import Matrix, Operand, Pool, Vector, WeightFormat, aligned
 from rebar.hal.files import drop_pages
-
-TILE = 16  # output rows of a packed tile
 
 
 def mapped_bytes(model: ModelFile) -> int:
@@ -197,7 +195,7 @@ def joins(a: StoredTensor, b: StoredTensor) -> bool:
         a.type == b.type
         and a.packed == b.packed
         and a.shape[1] == b.shape[1]
-        and a.shape[0] % TILE == 0
+        and a.shape[0] % TILE_ROWS == 0
     )
     return alike and (not a.packed or adjacent(a.data, b.data))
 

@@ -10,10 +10,6 @@ from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from functools import partial
 
-import numpy as np
-from numpy.typing import NDArray
-
-from rebar import _native
 from rebar.graph.models.bind import Binder, floats
 from rebar.graph.models.config import DecoderConfig
 from rebar.graph.models.decoder import Part
@@ -22,12 +18,10 @@ from rebar.graph.tensor import Tensor
 from rebar.graph.weights.hf_names import namer
 from rebar.graph.weights.layout import tensor_shapes
 from rebar.graph.weights.model_file import ModelFile, Progress, StoredTensor
-from rebar.graph.weights.pack import pack, packed_nbytes
-from rebar.graph.weights.types import FORMATS
+from rebar.graph.weights.pack import TILE_ROWS
+from rebar.graph.weights.values import dense
 from rebar.hal import Matrix, Pool, Vector, WeightFormat
 from rebar.hal.files import drop_pages
-
-TILE = 16  # output rows of a packed tile
 
 
 def trainable_shapes(config: DecoderConfig, frozen: Sequence[str]) -> list[ParameterShape]:
@@ -73,7 +67,7 @@ class TrainableBinder(Binder):
         """Parameters join where the first is whole tiles: all are F32 and lie side by side."""
         if self._learns(a.name) != self._learns(b.name):
             return False
-        return a.shape[0] % TILE == 0 if self._learns(a.name) else super().joins(a, b)
+        return a.shape[0] % TILE_ROWS == 0 if self._learns(a.name) else super().joins(a, b)
 
     def _bind(self, group: Sequence[StoredTensor]) -> Tensor:
         if not self._learns(group[0].name):
@@ -84,7 +78,7 @@ class TrainableBinder(Binder):
         return self._learn(Tensor("+".join(names), (n, k), WeightFormat.F32), names)
 
     def _read_values(self, t: StoredTensor) -> None:
-        fill(self.parameters[self._name_of(t.name)].value, unpacked(t, self.threads), self.threads)
+        fill(self.parameters[self._name_of(t.name)].value, dense(t, self.threads), self.threads)
         drop_pages(t.data)
 
     def _learn(self, tensor: Tensor, names: Sequence[str]) -> Tensor:
@@ -116,12 +110,3 @@ class TrainableBinder(Binder):
                 fill(self.parameters[self._name_of(name)].value, floats(self.stored(name)))
             biases.append(self._learn(Tensor(f"{part.name} bias", part.shape[:1]), of_part))
         return tuple(biases)
-
-
-def unpacked(stored: StoredTensor, threads: int = 1) -> NDArray[np.float32]:
-    """A stored matrix as float32 (n, k)."""
-    tiles = stored.data
-    if not stored.packed:
-        tiles = np.empty(packed_nbytes(stored.type, *stored.shape), np.uint8)
-        pack(stored, tiles, threads)
-    return _native.unpack(FORMATS[stored.type].native, tiles, *stored.shape)

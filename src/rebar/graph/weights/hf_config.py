@@ -21,6 +21,7 @@ MODEL_TYPES: dict[str, Family] = {
     "gemma3": "gemma3",
 }
 MAX_JSON_BYTES = 1 << 28
+ADAPTER_CONFIG = "adapter_config.json"  # what peft calls it, in a folder that is no model
 
 T = TypeVar("T")
 

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import numpy as np
 
-from rebar.errors import CorruptFileError
+from rebar.errors import CorruptFileError, UnsupportedModelError
 from rebar.graph.models.config import DecoderConfig
-from rebar.graph.weights.hf_config import decoder_config, read_hf_config
+from rebar.graph.weights.hf_config import ADAPTER_CONFIG, decoder_config, read_hf_config
 from rebar.graph.weights.hf_names import OUTSIDE, inside, namer
 from rebar.graph.weights.hf_tokenizer import read_hf_tokenizer, read_template
 from rebar.graph.weights.layout import check_config, check_tensors, frozen, vector_as_f32
@@ -31,6 +31,7 @@ from rebar.graph.weights.safetensors import (
 from rebar.graph.weights.types import FORMATS
 
 _LAYER = re.compile(r"model\.layers\.(0|[1-9][0-9]{0,5})\.([a-z_.]+)\.(weight|bias)", re.ASCII)
+_DIGESTS = re.compile(r"[0-9a-f]{64}( [0-9a-f]{64}){0,255}")
 # Pictures are not this decoder's business; old files carry the rotation's table.
 _IGNORED = re.compile(
     r"(model\.)?(vision_tower|multi_modal_projector)\..*|.*\.rotary_emb\.inv_freq"
@@ -42,6 +43,11 @@ def open_hf_folder(folder: Path) -> ModelFile:
     or of an unknown kind.
     """
     where = str(folder)
+    if (folder / ADAPTER_CONFIG).exists() and not (folder / "config.json").exists():
+        raise UnsupportedModelError(
+            f"{folder} is an adapter, and no model. Give the model that it was made for, and this "
+            f"beside it (--adapter NAME={folder}; rebar merge MODEL {folder} TARGET)."
+        )
     hf = read_hf_config(folder / "config.json")
     config = decoder_config(hf, str(folder / "config.json"))
     check_config(config, where)
@@ -63,9 +69,11 @@ def open_hf_folder(folder: Path) -> ModelFile:
 
 
 def _notes(folder: Path) -> dict[str, str]:
-    """Of a folder that was written here: what has been merged into its weights."""
+    """Of a folder that was written here: what has been merged into its weights, by digests. Whoever
+    else uses these names gets no room in our files.
+    """
     notes = read_notes(folder / SINGLE) if (folder / SINGLE).exists() else {}
-    return {name: notes[name] for name in (MERGED, BASE) if name in notes}
+    return {n: notes[n] for n in (MERGED, BASE) if n in notes and _DIGESTS.fullmatch(notes[n])}
 
 
 def _canonical(stored: Tensors, config: DecoderConfig) -> dict[str, FloatTensor]:

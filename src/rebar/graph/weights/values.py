@@ -18,31 +18,31 @@ Bytes = NDArray[np.uint8]
 FLOATS: tuple[WeightType, ...] = ("F32", "F16", "BF16")
 
 
-def dense(tensor: StoredTensor) -> F32:
+def dense(tensor: StoredTensor, threads: int = 1) -> F32:
     """The values of a matrix, in the order of its outputs."""
     out, at = np.empty(tensor.shape, np.float32), 0
-    for piece in dense_pieces(tensor):
+    for piece in dense_pieces(tensor, threads):
         out[at : at + len(piece)] = piece
         at += len(piece)
     return out
 
 
-def dense_pieces(tensor: StoredTensor) -> Iterator[F32]:
+def dense_pieces(tensor: StoredTensor, threads: int = 1) -> Iterator[F32]:
     """The same in pieces of rows, from the first on; one is 16 MiB as it is stored, or a whole
     matrix whose rows stand in another order.
     """
     left, k = tensor.shape
     tile = packed_nbytes(tensor.type, TILE_ROWS, k)
-    for tiles in _tiles(tensor, tile):
+    for tiles in _tiles(tensor, tile, threads):
         rows = min(left, tiles.nbytes // tile * TILE_ROWS)
         left -= rows
         yield _native.unpack(FORMATS[tensor.type].native, tiles, rows, k)
 
 
-def _tiles(tensor: StoredTensor, tile: int) -> Iterator[Bytes]:
+def _tiles(tensor: StoredTensor, tile: int, threads: int) -> Iterator[Bytes]:
     """A matrix as kernels read it, in pieces of whole tiles."""
     if not tensor.packed:
-        yield from final_pieces(tensor)
+        yield from final_pieces(tensor, threads)
         return
     step = max(1, CHUNK_BYTES // tile) * tile
     for begin in range(0, tensor.data.nbytes, step):

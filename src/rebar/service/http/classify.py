@@ -15,7 +15,7 @@ from rebar.service.http.off_loop import OffLoop
 from rebar.service.http.reading import read_body, until_disconnect
 from rebar.service.http.urgency import with_urgency
 from rebar.service.http.waves import vectors_of
-from rebar.service.router import ModelService, ServiceRouter
+from rebar.service.router import ServiceRouter
 from rebar.service.wire import ClassifyBody
 
 IMAGE_BYTES = 64  # of text that takes as long to check as an image's answer to write: some 30 us
@@ -61,21 +61,20 @@ class ClassifyRoutes:
         raw = await read_body(request)
         record = record_of(request.scope)
 
-        def validate() -> tuple[ModelService, ClassifyJob]:
-            body = decode_body(raw, ClassifyBody)
-            route = self._router.route(body.model, images=True)
-            config = route.model.classifier
-            assert config is not None, "the router asked for it"
-            return route.service, classify_job(route.model.name, config, body, record.caller)
-
-        service, job = await self._off_loop.run(len(raw), validate)
+        body = await self._off_loop.run(len(raw), lambda: decode_body(raw, ClassifyBody))
+        route = self._router.route(body.model, images=True)
+        name, service, config = route.model.name, route.service, route.model.classifier
+        assert config is not None, "the router asked for it"
+        # By what comes out of it: few bytes may stand for many pixels.
+        job = await self._off_loop.run(
+            max(len(raw), config.values * len(body.images)),
+            lambda: classify_job(name, config, body, record.caller),
+        )
         job = with_urgency(job, request.headers, record.started)
         record.notes.update(model=job.model, inputs=len(job.packets))
         logits = await until_disconnect(
             request.receive, vectors_of(service, job.model, job.packets, record.started)
         )
-        config = service.model.classifier
-        assert config is not None, "the router asked for it"
         labels = config.labels
         size = sum(map(len, logits)) + IMAGE_BYTES * len(logits)
         answer = await self._off_loop.run(size, lambda: answer_of(job, labels, logits))

@@ -31,6 +31,8 @@ from rebar.service.http.metrics import ServiceMetrics
 
 log = logging.getLogger("rebar.service.request")
 
+BACKLOG = 4096
+"""Connections that wait to be accepted: as many as Linux allows by default (somaxconn)."""
 MAX_HEAD_BYTES = 64 * 1024
 """Of a request before its body, and of what stands between two parts of a body in chunks. A part as
 large as one read of the socket (256 KiB) may come on top."""
@@ -58,6 +60,7 @@ class ServerConfig(uvicorn.Config):
             access_log=False,
             server_header=False,
             proxy_headers=False,
+            backlog=BACKLOG,
             timeout_keep_alive=75,
             timeout_graceful_shutdown=2,
         )
