@@ -4,11 +4,13 @@ PEERS/ov has torch and tokenizers; MODEL is a .gguf or .rebar file, TOKENIZER th
 the same model. The same file of JSON lines for both, in shuffled order, batches of 32:
 
 records   both decode JSON. Theirs: json.loads over lines in memory, in 2 workers (or none), batches
-          sent to the first process. Ours: MMapDataset and Decode, in the same process.
+          sent to the first process. Ours: MMapDataset and Decode, in the same process. 10 epochs.
 ids       both decode and encode every text. Theirs with tokenizers.encode_batch in the workers;
           ours with Decode and Tokenize on 2 threads.
 shard     ours alone: ids that were encoded once (`encode once` says in which time), cut into
           sequences of 256. It stands beside their `ids`, since both give ids for an epoch.
+processor what a batch costs all processes of a side together: three processes get more of a machine
+          that others use too than one does, and this hardly depends on that.
 memory    what opening and reading adds to all processes together, shared pages counted once.
 """
 
@@ -20,16 +22,17 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
 from bench.harness import Command, Facts, Line, markdown, median, number, peer, rounds
-from bench.peers.data_work import BATCH, measure
+from bench.peers.data_work import BATCH, EPOCHS, measure
 from bench.tokenizers import long_text, repaired
 
 RECORDS = 600 * BATCH
 TARGET = 5.0
+KEYS = ("batches_s", "processor_us", "ids", "memory_mb")
 
 
 def write_lines(path: Path, count: int = RECORDS) -> None:
@@ -50,7 +53,7 @@ def batched(items: Iterator[Any]) -> Iterator[list[Any]]:
 
 
 def ours(kind: str, lines: Path, model: Path, workers: int) -> Facts:
-    """One epoch in this process."""
+    """One epoch in this process; of records EPOCHS."""
     from rebar.dataflow.data import DataPipeline, Decode, MMapDataset, Shift, TokenDataset, Tokenize
     from rebar.dataflow.text import Tokenizer
     from rebar.graph.weights import open_model
@@ -63,7 +66,8 @@ def ours(kind: str, lines: Path, model: Path, workers: int) -> Facts:
     records = MMapDataset(lines)
     decode = Decode(records.where)
     if kind == "records":
-        return measure(batched(DataPipeline(records, [decode], workers=workers).run()))
+        pipeline = DataPipeline(records, [decode], workers=workers)
+        return measure(chain.from_iterable(batched(pipeline.run(e)) for e in range(EPOCHS)))
     stages = [decode, Tokenize(tokenizer, None, records.where)]
     pipeline = DataPipeline(records, stages, workers=workers)
     return measure([m.ids for m in batch] for batch in batched(pipeline.run()))
@@ -114,8 +118,7 @@ def compare(peers: Path, model: Path, tokenizer: Path, count: int) -> dict[str, 
         seconds = encode_once(lines, model)
         found = rounds(engines(peers, model, theirs, lines), count)
         medians: dict[str, Facts] = {
-            name: {key: median(runs, key) for key in ("batches_s", "ids", "memory_mb")}
-            for name, runs in found.items()
+            name: {key: median(runs, key) for key in KEYS} for name, runs in found.items()
         }
         return medians | {"encode once": {"seconds": seconds}}
 
@@ -137,6 +140,7 @@ def lines_of(found: dict[str, Facts]) -> list[Line]:
         line("ids, no worker", "ids, ours", "ids, torch, no worker"),
         line("ids from a shard", "shard, ours", "ids, torch"),
     ]
+    table.append(processor(found))
     for name in (
         "ids, ours",
         "ids, ours, 8 threads",
@@ -146,11 +150,18 @@ def lines_of(found: dict[str, Facts]) -> list[Line]:
         memory = found.get(name, {}).get("memory_mb")
         own = "ours" in name
         met = None if memory is None or not own else memory <= 50
-        shown = ("", "") if memory is None else (f"{memory:.0f} MB", "")
-        mine, other = shown if own else shown[::-1]
+        both = ("", "") if memory is None else (f"{memory:.0f} MB", "")
+        mine, other = both if own else both[::-1]
         table.append(Line(f"memory: {name}", "50 MB" if own else "", mine, other, "", met))
     seconds = found["encode once"]["seconds"]
     return [*table, same_ids(found), Line("encode once, for the shard", "", f"{seconds:.2f} s")]
+
+
+def processor(found: dict[str, Facts]) -> Line:
+    """What a batch of records costs."""
+    mine, other = (found.get(f"records, {side}", {}).get(KEYS[1]) for side in ("ours", "torch"))
+    shown = f"{other / mine:.1f} x" if mine and other else ""
+    return Line("records, processor us a batch", "", number(mine), number(other), shown)
 
 
 def same_ids(found: dict[str, Facts]) -> Line:

@@ -8,6 +8,7 @@ namespace nb = nanobind;
 void bind_hal(nb::module_& m);        // native/bind_hal.cpp: pool, program, launches
 void bind_weights(nb::module_& m);    // native/cpu/bind_weights.cpp: pack, unpack, sizes
 void bind_text(nb::module_& m);       // native/text/bind_text.cpp: tokenizers, streaming text
+void bind_json(nb::module_& m);       // native/text/bind_json.cpp: records of data sets
 void bind_sampling(nb::module_& m);   // native/sampling/bind_sampling.cpp: logits -> id
 void bind_lookup(nb::module_& m);     // native/sampling/bind_lookup.cpp: what an id may be, from the ids before
 void bind_cut_guard(nb::module_& m);  // native/bind_cut_guard.cpp: mapped files that are cut while they are read
@@ -22,6 +23,7 @@ NB_MODULE(_native, m) {
   bind_hal(m);
   bind_weights(m);
   bind_text(m);
+  bind_json(m);
   bind_sampling(m);
   bind_lookup(m);
   bind_probe(m);

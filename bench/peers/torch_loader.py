@@ -1,18 +1,19 @@
 """A torch DataLoader over JSON lines: python torch_loader.py LINES WORKERS [TOKENIZER.json]
 
 The file's lines in a list; json.loads in the workers; with a tokenizer, ids of each batch in one
-call of it there, as tensors. One line of JSON.
+call of it there, as tensors. Records: several epochs, workers kept. One line of JSON.
 """
 
 from __future__ import annotations
 
 import json
 import sys
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import torch
-from data_work import BATCH, measure
+from data_work import BATCH, EPOCHS, measure
 from torch.utils.data import DataLoader, Dataset
 
 
@@ -48,10 +49,17 @@ def main() -> None:
     """Measures and prints."""
     path, workers = Path(sys.argv[1]), int(sys.argv[2])
     collate = Encode(sys.argv[3]) if len(sys.argv) > 3 else list
+    epochs = 1 if len(sys.argv) > 3 else EPOCHS
     loader = DataLoader(
-        Lines(path), batch_size=BATCH, shuffle=True, num_workers=workers, collate_fn=collate
+        Lines(path),
+        batch_size=BATCH,
+        shuffle=True,
+        num_workers=workers,
+        persistent_workers=workers > 0,
+        collate_fn=collate,
     )
-    print(json.dumps(measure(loader) | {"engine": "torch", "version": torch.__version__}))
+    batches = chain.from_iterable(loader for _ in range(epochs))
+    print(json.dumps(measure(batches) | {"engine": "torch", "version": torch.__version__}))
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from bench.peers.data_work import measure, pss_mb
+from bench.peers.data_work import EPOCHS, measure, pss_mb
 from tests.tiny import tiny_gguf
 
 from bench import data_loading
@@ -24,7 +24,7 @@ def test_every_kind_gives_all_of_the_data(tmp_path: Path) -> None:
     ids = sum(len(tokenizer.encode(record["text"], bos=False)) for record in records)
     around = 90 * (1 + (tokenizer.add_bos and tokenizer.bos_id is not None))
     data_loading.encode_once(lines, model)
-    assert data_loading.ours("records", lines, model, 0)["samples"] == 90
+    assert data_loading.ours("records", lines, model, 0)["samples"] == 90 * EPOCHS
     assert data_loading.ours("ids", lines, model, 2)["ids"] == ids + around
     assert data_loading.ours("shard", lines, model, 0)["ids"] == ids + around - 1
 

@@ -161,8 +161,9 @@ def test_what_is_held_out_is_never_learned(tmp_path: Path) -> None:
     assert (len(learned), len(evaluated)) == (30, 10)
     assert learned.isdisjoint(evaluated)
     assert open_training(path, bpe(), None, options)[0].digest == train.digest
-    with pytest.raises(DataError, match="smaller share"):
-        open_training(path, bpe(), None, DataOptions(held_out=1.0))
+    for share in (1.0, -0.5):  # a negative one held out all but the last samples
+        with pytest.raises(DataError, match="Hold out a share from 0 to below 1"):
+            open_training(path, bpe(), None, DataOptions(held_out=share))
 
 
 def test_a_fault_has_the_line_of_the_file_whatever_is_held_out(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from rebar.dataflow.data.files import check_whole, map_data
 from rebar.dataflow.data.index import Index, digest_of, line_number, open_index
-from rebar.dataflow.data.parse import NO_JSON, Json, parse, parse_together
+from rebar.dataflow.data.parse import NO_JSON, Json, Records, parse
 from rebar.errors import DataError
 
 
@@ -50,7 +50,7 @@ class MMapDataset:
         self.path = Path(path)
         self._cache = cache
         self._file = map_data(self.path)
-        self._bytes = memoryview(b"") if self._file is None else self._file.buffer()
+        self._data = np.empty(0, np.uint8) if self._file is None else self._file.data
         self._index: Index = open_index(self._file, self.path, _index_path(self.path, cache))
 
     def __len__(self) -> int:
@@ -66,11 +66,12 @@ class MMapDataset:
 
     def __getitems__(self, samples: Sequence[int]) -> list[Json]:
         """Several records, as torch's loader asks for a batch."""
-        if samples and 0 <= min(samples) <= max(samples) < len(self):
-            found = parse_together(self.raws(np.asarray(samples, np.int64)))
-            if found is not None:
-                return found
-        return [self[sample] for sample in samples]
+        if not samples or not 0 <= min(samples) <= max(samples) < len(self):
+            return [self[sample] for sample in samples]
+        values, unread = self.raws(np.asarray(samples, np.int64)).parsed()
+        for number in unread:
+            values[number] = self[samples[number]]
+        return values
 
     @property
     def digest(self) -> str:
@@ -90,16 +91,16 @@ class MMapDataset:
     def record(self, sample: int) -> memoryview:
         """The bytes of one record where they lie."""
         begin, end = self._index.spans[sample].tolist()
-        return self._bytes[begin:end]
+        return self._data.data[begin:end]
 
-    def raws(self, samples: NDArray[np.int64]) -> list[memoryview]:
+    def raws(self, samples: NDArray[np.int64]) -> Records:
         """The bytes of these records where they lie. Raises DataError for a file that was cut."""
         check_whole(self._file)
-        return [self._bytes[begin:end] for begin, end in self._index.spans[samples].tolist()]
+        return Records(self._data, self._index.spans[samples])
 
     def verify(self) -> None:
         """Reads the whole file. Raises DataError when its bytes are not those the index is of."""
-        if digest_of(np.frombuffer(self._bytes, np.uint8)).hex() != self.digest:
+        if digest_of(self._data).hex() != self.digest:
             raise DataError(
                 f"{self.path} changed while size and time stayed. Delete its index "
                 f"({_index_path(self.path, self._cache)}), then start again."
@@ -110,8 +111,7 @@ class MMapDataset:
         its records is not taken for a fault in a line.
         """
         check_whole(self._file)
-        data = np.frombuffer(self._bytes, np.uint8)
-        place = f"{self.path}, line {line_number(data, int(self._index.spans[sample][0]))}"
+        place = f"{self.path}, line {line_number(self._data, int(self._index.spans[sample][0]))}"
         if self._file is not None and self._file.rewritten():
             return f"{place} (the file was written to since it was opened)"
         return place

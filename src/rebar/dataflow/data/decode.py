@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from rebar.dataflow.data.faults import Faults, OnError, Where
 from rebar.dataflow.data.footprint import INT, LARGEST_INT, LIST, SLOT, SMALLEST_INT, items_bytes
-from rebar.dataflow.data.parse import NO_JSON, TOGETHER, Json, Raw, parse, parse_together
-from rebar.dataflow.data.stage import Item, Stage
+from rebar.dataflow.data.parse import NO_JSON, Json, Raw, Records, parse, parse_records
+from rebar.dataflow.data.stage import Item, RawItems, Stage
 
 # No part is tried a second time: a text costs as many steps as it has escapes, not characters.
 _TOKEN = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"|[{}\[\]:,]|[^\s"{}\[\]:,]++', re.DOTALL)
@@ -35,19 +35,27 @@ class Decode(Stage[Raw, Json]):
 
     def process_batch(self, batch: Sequence[Item[Raw]]) -> list[Item[Json]]:
         """One item for each record that is JSON."""
-        done: list[Item[Json]] = []
-        for begin in range(0, len(batch), TOGETHER):
-            some = batch[begin : begin + TOGETHER]
-            values = parse_together([item.value for item in some])
-            done += self._apart(some) if values is None else map(Item.having, some, values)
+        if isinstance(batch, RawItems) and isinstance(batch.raws, Records):
+            values, unread = batch.raws.parsed()
+        else:
+            values, unread = parse_records([item.value for item in batch])
+        broken = [number for number in unread if not self._read(batch[number], values, number)]
+        done: list[Item[Json]] = (
+            batch.having(values)
+            if isinstance(batch, RawItems)
+            else list(map(Item.having, batch, values))
+        )
+        for number in reversed(broken):
+            del done[number]
         return done
 
-    def _apart(self, some: Sequence[Item[Raw]]) -> Iterator[Item[Json]]:
-        for item in some:
-            try:
-                yield item.having(parse(item.value))
-            except NO_JSON as error:
-                self._faults.meet(item.sample, ValueError(f"no JSON: {error}. Mend the line."))
+    def _read(self, item: Item[Raw], values: list[Json], number: int) -> bool:
+        try:
+            values[number] = parse(item.value)
+        except NO_JSON as error:
+            self._faults.meet(item.sample, ValueError(f"no JSON: {error}. Mend the line."))
+            return False
+        return True
 
     def get_memory_footprint(self, batch: Sequence[Item[Raw]]) -> int:
         """Bytes of the decoded trees, by the marks in the text."""

@@ -91,8 +91,11 @@ def open_training(
     held = round(options.held_out * len(data))
     if not held:
         return batches(data, options), None
-    if held >= len(data):
-        raise DataError(f"{path}: all {held} samples would be held out. Hold out a smaller share.")
+    if not 0 < held < len(data):
+        raise DataError(
+            f"{path}: {held} of {len(data)} samples would be held out. Hold out a share from 0 to "
+            "below 1."
+        )
     train, kept = (Subset(data, part) for part in divided(len(data), held, options.seed))
     return batches(train, options), batches(kept, replace(options, epochs=1, shuffle=False))
 

@@ -1,48 +1,59 @@
-"""The bytes of records to what their JSON says, one by one or several in one call of the decoder.
+"""The bytes of records to what their JSON says.
 
-Several at once, because a call has a price of its own and bytes that were just copied are near: a
-fifth to a third less time for records of up to 4 KB. They are joined to one array with MARK between
-them. That is right only if no record reaches beyond its own place, as `1],[2`, or `[1` and `2]` one
-after another, would. So MARK must be found at every other place of the array, and nowhere must be
-one place more or less. MARK is a number that no record holds, so each of these places is where one
-was put, outside of all brackets and quotes; between two of them, where a record was put, there is
-one value and no more. That it is in no record is not looked for, which would cost half of what is
-gained: it is drawn anew for each process, out of 2**61, and as it is no float, only its very digits
-say it.
+Most records are read by native code (native/text/bind_json.cpp), which goes through texts 16 bytes
+at a time and through many records in a call. Whatever is not quite ordinary is read by msgspec,
+errors among it; both read the same from the same bytes.
 """
 
 from __future__ import annotations
 
-import secrets
-from collections.abc import Sequence
-from typing import Any, TypeAlias
+from collections.abc import Iterator, Sequence
+from typing import Any, TypeAlias, overload
 
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from rebar._native import parse_records, parse_spans
+
+__all__ = ["NO_JSON", "Json", "Raw", "Records", "parse", "parse_records"]
 
 Json: TypeAlias = Any  # what a record says: dict, list, str, int, float, bool or None
 Raw = bytes | memoryview
 NO_JSON = (msgspec.DecodeError, RecursionError, UnicodeDecodeError)
-TOGETHER = 32  # records: their list, texts and the array stay in the nearest caches
-LONG = 4096  # bytes a record on the average, above which copying costs more than it gains
-MARK = (1 << 62) + 2 * secrets.randbits(61) + 1
-
-_BETWEEN = b",%d," % MARK
 parse = msgspec.json.Decoder().decode
 """What one record says. Raises one of NO_JSON."""
 
 
-def parse_together(records: Sequence[Raw]) -> list[Json] | None:
-    """What each of the records says; None where they are not worth it, or one of them is no JSON:
-    parsed alone, each meets its own error.
-    """
-    count = len(records)
-    if count < 2 or sum(map(len, records)) > LONG * count:
-        return None
-    try:
-        found = parse(_BETWEEN.join([b"[0", *records, b"0]"]))
-    except NO_JSON:
-        return None
-    if len(found) != 2 * count + 3 or found[1::2] != [MARK] * (count + 1):
-        return None
-    values: list[Json] = found[2:-2:2]
-    return values
+class Records(Sequence[memoryview]):
+    """Records where they lie. A view of one is made when it is asked for, none to parse them."""
+
+    def __init__(self, data: NDArray[np.uint8], spans: NDArray[np.uint64]) -> None:
+        """spans (n, 2): begin and end of each in data."""
+        self._data, self._spans = data, spans
+
+    def __len__(self) -> int:
+        return len(self._spans)
+
+    @overload
+    def __getitem__(self, number: int) -> memoryview: ...
+    @overload
+    def __getitem__(self, number: slice) -> Records: ...
+    def __getitem__(self, number: int | slice) -> memoryview | Records:
+        if isinstance(number, slice):
+            return Records(self._data, self._spans[number])
+        begin, end = self._spans[number].tolist()
+        return self._data.data[begin:end]
+
+    def __iter__(self) -> Iterator[memoryview]:
+        data = self._data.data
+        return (data[begin:end] for begin, end in self._spans.tolist())
+
+    @property
+    def nbytes(self) -> NDArray[np.uint64]:
+        """Of each."""
+        return self._spans[:, 1] - self._spans[:, 0]
+
+    def parsed(self) -> tuple[list[Json], list[int]]:
+        """What each says, and the numbers of those that `parse` must read."""
+        return parse_spans(self._data, self._spans)

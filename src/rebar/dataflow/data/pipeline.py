@@ -15,7 +15,6 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import repeat
 from typing import Any
 
 import numpy as np
@@ -23,7 +22,8 @@ from numpy.typing import NDArray
 
 from rebar.dataflow.data.dataset import Dataset
 from rebar.dataflow.data.order import samples_at
-from rebar.dataflow.data.stage import AnyStage, Item
+from rebar.dataflow.data.parse import Records
+from rebar.dataflow.data.stage import AnyStage, Item, RawItems
 from rebar.errors import DataError
 from rebar.hal import read_machine
 
@@ -76,7 +76,7 @@ class BatchSizer:
 class Done:
     """A chunk that went through. footprints: stage name to estimated bytes, for a probed one."""
 
-    items: list[AnyItem]
+    items: Sequence[AnyItem]
     footprints: Mapping[str, int] | None
 
 
@@ -84,7 +84,7 @@ class Done:
 class Chunk:
     """What goes through the stages together. weight: bytes of its raw samples."""
 
-    items: list[AnyItem]
+    items: Sequence[AnyItem]
     weight: int
 
 
@@ -130,6 +130,8 @@ class DataPipeline:
             done = self._through(chunk.items, number % PROBED_EVERY == 0)
             self._learn(done, chunk)
             yield from done.items
+            # The next chunk is made in the memory of this one, which is in the caches still.
+            del done, chunk
 
     def _ahead(self, epoch: int, place: int) -> Generator[AnyItem]:
         """Chunks are begun while the budget allows; one is always allowed."""
@@ -178,8 +180,7 @@ class DataPipeline:
             room = min(self.sizer.room(), limit)
             fitting = int(np.searchsorted(sums * self._per_byte, room, "right"))
             taken = min(max(fitting, self.sizer.least), len(samples))
-            places = range(place, place + taken)
-            items = list(map(Item, repeat(epoch), places, samples.tolist(), raws))
+            items = RawItems(epoch, place, samples[:taken].tolist(), raws[:taken])
             yield Chunk(items, int(sums[taken - 1]))
             place += taken
 
@@ -189,7 +190,7 @@ class DataPipeline:
         places = np.arange(place, min(place + max(ORDERED, self.sizer.most), count))
         return samples_at(places, count, self.seed, epoch) if self.shuffle else places
 
-    def _through(self, items: list[AnyItem], probed: bool) -> Done:
+    def _through(self, items: Sequence[AnyItem], probed: bool) -> Done:
         found: dict[str, int] = {}
         for stage in self.stages:
             if probed and items:
@@ -210,8 +211,10 @@ class DataPipeline:
         self.footprints = {name: nbytes / count for name, nbytes in done.footprints.items()}
 
 
-def _weights(raws: Sequence[Any]) -> list[int]:
+def _weights(raws: Sequence[Any]) -> Sequence[int] | NDArray[np.uint64]:
     """Bytes of each raw sample; 1 for what does not tell."""
+    if isinstance(raws, Records):
+        return raws.nbytes
     with suppress(AttributeError):
         return [raw.nbytes for raw in raws]
     return [len(raw) if isinstance(raw, bytes | str) else 1 for raw in raws]

@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from typing import Any, Generic, TypeVar
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import repeat
+from typing import Any, Generic, TypeVar, overload
 
 import msgspec
 
@@ -40,6 +41,41 @@ class Item(msgspec.Struct, Generic[T], frozen=True):
         """The same sample with another value."""
         number = self.piece if piece is None else piece
         return Item(self.epoch, self.place, self.sample, value, number)
+
+
+class RawItems(Sequence[Item[T]]):
+    """Consecutive places of an epoch as a data set has them. Their items are made when they are
+    looked at: a stage that reads `raws` together needs none.
+    """
+
+    def __init__(self, epoch: int, place: int, samples: list[int], raws: Sequence[T]) -> None:
+        """place: of the first; raws: as many as samples."""
+        self._epoch, self._place, self._samples, self.raws = epoch, place, samples, raws
+
+    def __len__(self) -> int:
+        return len(self._samples)
+
+    @overload
+    def __getitem__(self, number: int) -> Item[T]: ...
+    @overload
+    def __getitem__(self, number: slice) -> RawItems[T]: ...
+    def __getitem__(self, number: int | slice) -> Item[T] | RawItems[T]:
+        if isinstance(number, slice):
+            begin, end, step = number.indices(len(self))
+            if step != 1:
+                raise ValueError("places are consecutive: slices have a step of 1")
+            samples, raws = self._samples[begin:end], self.raws[begin:end]
+            return RawItems(self._epoch, self._place + begin, samples, raws)
+        at = range(len(self))[number]
+        return Item(self._epoch, self._place + at, self._samples[at], self.raws[at])
+
+    def __iter__(self) -> Iterator[Item[T]]:
+        return iter(self.having(self.raws))
+
+    def having(self, values: Iterable[U]) -> list[Item[U]]:
+        """The same samples with other values, one each."""
+        places = range(self._place, self._place + len(self))
+        return list(map(Item, repeat(self._epoch), places, self._samples, values))
 
 
 class Tally:
