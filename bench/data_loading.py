@@ -94,6 +94,7 @@ def engines(peers: Path, model: Path, tokenizer: Path, lines: Path) -> dict[str,
         "ids, ours": [*own, "ids", "2"],
         "shard, ours": [*own, "shard", "0"],
         "ids, ours, 8 threads": [*own, "ids", "8"],
+        "ids, ours, 64 threads": [*own, "ids", "64"],
     }
     theirs = {
         "records, torch": (2, ()),
@@ -144,6 +145,7 @@ def lines_of(found: dict[str, Facts]) -> list[Line]:
     for name in (
         "ids, ours",
         "ids, ours, 8 threads",
+        "ids, ours, 64 threads",
         "records, torch",
         "records, torch, 8 workers",
     ):

@@ -7,12 +7,9 @@ run that goes on from a position gets the micro-batches it would have had.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
-
-import msgspec
 
 from rebar.dataflow.data.mask import Example
 from rebar.dataflow.data.pack import BatchStage, Pack
@@ -85,10 +82,7 @@ class TrainingBatches:
     @property
     def digest(self) -> str:
         """Of the data, the order and every setting that decides what a window holds."""
-        stages = [(s.name, dict(s.settings)) for s in (*self.pipeline.stages, self._pack)]
-        order = (self.pipeline.seed, self.pipeline.shuffle, self._samples)
-        said = msgspec.json.encode((self.pipeline.dataset.digest, order, stages))
-        return hashlib.sha256(said).hexdigest()
+        return self.pipeline.digest(self._samples, self._pack)
 
     @property
     def windows(self) -> int | None:

@@ -60,7 +60,7 @@ class DataOptions:
     on_error: OnError = "raise"
     long: Long = "cut"
     workers: int = 1
-    prefetch_bytes: int = 32 << 20
+    prefetch_bytes: int = 16 << 20
     cache: Path | None = None
 
 

@@ -9,6 +9,7 @@ their items (stage.py).
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
@@ -17,6 +18,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -107,10 +109,12 @@ class DataPipeline:
         seed: int = 0,
         shuffle: bool = True,
         workers: int = 1,
-        prefetch_bytes: int = 32 << 20,
+        prefetch_bytes: int = 16 << 20,
         sizer: BatchSizer | None = None,
     ) -> None:
-        """workers: threads; 0: the caller's. prefetch_bytes: of chunks worked on and waiting."""
+        """workers: threads; 0: the caller's. prefetch_bytes: of chunks worked on and waiting, which
+        is what any number of threads adds to memory, but for some 10 MB of heaps of their own.
+        """
         self.dataset, self.stages = dataset, tuple(stages)
         self.seed, self.shuffle = seed, shuffle
         self.sizer = sizer or BatchSizer()
@@ -118,6 +122,14 @@ class DataPipeline:
         self._per_byte = 0.0  # bytes at the widest place between stages, for a byte of raw sample
         self._per_sample = 0.0  # the same, for a sample
         self.footprints: Mapping[str, float] = {}  # estimated bytes a sample, by stage
+
+    def digest(self, samples: int, *packing: AnyStage) -> str:
+        """Of the data, the order and every setting that decides what a window of `samples` samples
+        holds. packing: stages that make it out of what comes out here.
+        """
+        stages = [(stage.name, dict(stage.settings)) for stage in (*self.stages, *packing)]
+        said = (self.dataset.digest, (self.seed, self.shuffle, samples), stages)
+        return hashlib.sha256(msgspec.json.encode(said)).hexdigest()
 
     def run(self, epoch: int = 0, place: int = 0) -> Generator[AnyItem]:
         """What comes out, from that place of the epoch's order to its end. Close it to stop."""

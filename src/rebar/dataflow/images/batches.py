@@ -7,11 +7,9 @@ of its dropout, so a run that goes on from a place computes what it would have.
 
 from __future__ import annotations
 
-import hashlib
 import sys
 from collections.abc import Generator, Sequence
 
-import msgspec
 import numpy as np
 
 from rebar.dataflow.data.faults import OnError
@@ -82,10 +80,7 @@ class ImageBatches:
     @property
     def digest(self) -> str:
         """Of the data, the order and every setting that decides what a window holds."""
-        stages = [(s.name, dict(s.settings)) for s in self.pipeline.stages]
-        order = (self.pipeline.seed, self.pipeline.shuffle, self._samples)
-        said = msgspec.json.encode((self.pipeline.dataset.digest, order, stages))
-        return hashlib.sha256(said).hexdigest()
+        return self.pipeline.digest(self._samples)
 
     @property
     def windows(self) -> int:
