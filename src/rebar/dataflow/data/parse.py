@@ -1,6 +1,6 @@
 """The bytes of records to what their JSON says.
 
-Most records are read by native code (native/text/bind_json.cpp), which goes through texts 16 bytes
+Most records are read by native code (native/text/json_record.h), which goes through texts 16 bytes
 at a time and through many records in a call. Whatever is not quite ordinary is read by msgspec,
 errors among it; both read the same from the same bytes.
 """
