@@ -36,7 +36,8 @@ def main() -> None:
         [median(runs.get(name, []), key) for name in (OURS, THEIRS)]
         for key in ("tokens_s", "peak_mb")
     )
-    print(markdown([_line("tokens/s", rate, FASTER), _line("peak MB", memory, SMALLER)]))
+    lines = [_line("tokens/s", rate, FASTER), _line("peak MB", memory, SMALLER)]
+    print("\n".join(markdown(lines)))
 
 
 def _line(name: str, values: list[float | None], target: float) -> Line:
