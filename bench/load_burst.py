@@ -13,15 +13,18 @@ import asyncio
 
 import uvloop
 from bench.harness import Line, note
-from bench.serving import Default, Server, holds, rebar_server, run
+from bench.serving import Default, Running, Server, holds, rebar_server, run, scripted_server
 
 from rebar.hal.processes import allow_connections
 from rebar.insight.load import LoadRun, Pace, Tally
 from rebar.insight.workload import Lengths, Workload
 
+TIMES = 10
 SLOWER = 1.5
 PROMPT, OUTPUT = Lengths("uniform", 20, 200), Lengths("uniform", 16, 64)
-DEFAULTS: dict[str, Default] = {"seconds": 30.0, "share": 0.1, "waiting": 256, "times": 10}
+DEFAULTS: dict[str, Default] = {
+    "seconds": 30.0, "share": 0.1, "running": 64, "waiting": 256, "step_ms": 0.0,
+}  # fmt: skip
 
 
 def load(server: Server, priority: int, seed: int, **pace: float) -> LoadRun:
@@ -50,11 +53,19 @@ async def watch(server: Server, depths: list[float]) -> None:
         await asyncio.sleep(0.25)
 
 
+def served(given: argparse.Namespace) -> Running:
+    """The model; with --step-ms one that does nothing for so long a step, whatever the machine."""
+    if given.step_ms:
+        return scripted_server(given.log, given.running, given.waiting, given.step_ms / 1e3)
+    bounds = ("--max-running", str(given.running), "--max-waiting", str(given.waiting))
+    return rebar_server(given.log, *bounds, model=given.model)
+
+
 def prove(given: argparse.Namespace) -> list[Line]:
     """Capacity, quiet, burst."""
     allow_connections()
     with (
-        rebar_server(given.log, "--max-waiting", str(given.waiting), model=given.model) as server,
+        served(given) as server,
         asyncio.Runner(loop_factory=uvloop.new_event_loop) as loop,
     ):
         (busy,) = loop.run(together(load(server, 0, 1, concurrency=32, requests=96)))
@@ -68,7 +79,7 @@ def prove(given: argparse.Namespace) -> list[Line]:
             try:
                 return await together(
                     load(server, -1, 3, **quiet_pace),
-                    load(server, 1, 4, rate=given.times * capacity, duration=given.seconds),
+                    load(server, 1, 4, rate=TIMES * capacity, duration=given.seconds),
                 )
             finally:
                 watcher.cancel()
@@ -79,7 +90,7 @@ def prove(given: argparse.Namespace) -> list[Line]:
         errors = server.errors_logged()
     ratio = high.ttft.percentile(99) / max(quiet.ttft.percentile(99), 1e-9)
     middle = high.ttft.percentile(50) / max(quiet.ttft.percentile(50), 1e-9)
-    bound, deepest = (64 + given.waiting) * 9 // 8, max(depths)
+    bound, deepest = (given.running + given.waiting) * 9 // 8, max(depths)
     missing = low.refused - len(low.retry_after)
     other = {k: v for k, v in low.errors.items() if not k.startswith("http_429")}
     return [
