@@ -57,8 +57,10 @@ struct Writer {
     return {json + '"'};
   }
 
-  bool append(Value& array, Value item) { return add(array, item.json, item.depth); }
-  bool put(Value& object, Value key, Value item) { return add(object, key.json + ':' + item.json, item.depth); }
+  bool append(Value& array, const Value& item) { return add(array, item.json, item.depth); }
+  bool put(Value& object, const Value& key, const Value& item) {
+    return add(object, key.json + ':' + item.json, item.depth);
+  }
 
   static bool add(Value& whole, const std::string& part, int depth) {
     const char end = whole.json.back();

@@ -51,8 +51,8 @@ struct PythonBuilder {
   Value array() { return Value(PyList_New(0)); }
   Value object() { return Value(PyDict_New()); }
   Value key(const char* begin, std::size_t nbytes) { return Value(known_key(begin, nbytes)); }
-  bool append(const Value& array, Value item) { return PyList_Append(array.get(), item.get()) == 0; }
-  bool put(const Value& object, Value key, Value item) {
+  bool append(const Value& array, const Value& item) { return PyList_Append(array.get(), item.get()) == 0; }
+  bool put(const Value& object, const Value& key, const Value& item) {
     return PyDict_SetItem(object.get(), key.get(), item.get()) == 0;
   }
 

