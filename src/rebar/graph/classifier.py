@@ -16,6 +16,7 @@ from rebar.errors import ShapeError
 from rebar.graph.models.convnet import build_convnet, weight_tensors
 from rebar.graph.models.image_config import ConvNetConfig, tensor_shapes
 from rebar.graph.parameters import view
+from rebar.graph.plan import SLACK
 from rebar.graph.tensor import Tensor
 from rebar.graph.weights.classifier import ClassifierFile
 from rebar.graph.weights.pack import final_nbytes
@@ -33,7 +34,6 @@ from rebar.hal import (
 )
 
 F32 = NDArray[np.float32]
-SLACK = 4096
 ACTIVATION_BYTES = 64 << 20
 """What the images of a step may take at most, of the input and of the widest layer."""
 MAX_ROWS = 64

@@ -16,6 +16,7 @@ from rebar.graph.graph import Graph
 from rebar.graph.nodes import Embed
 from rebar.graph.nodes_loss import CrossEntropy
 from rebar.graph.parameters import Parameters, ParameterShape, fill, view
+from rebar.graph.plan import SLACK
 from rebar.graph.recorded import Loss, RecordedLearner
 from rebar.graph.tensor import DType, Tensor
 from rebar.graph.training import GradientObserver
@@ -31,7 +32,6 @@ from rebar.hal import (
     aligned,
 )
 
-SLACK = 4096
 IDS = "ids"
 """What a run has to give where the graph has an Embed: int32 (rows,)."""
 

@@ -14,11 +14,12 @@ from numpy.typing import NDArray
 
 from rebar.errors import InputError
 from rebar.graph.backward import Choice, Scheduler
-from rebar.graph.classifier import SLACK, Classifier, image_step, rows_of
+from rebar.graph.classifier import Classifier, image_step, rows_of
 from rebar.graph.image_batch import ImageBatch
 from rebar.graph.models.convnet import build_convnet, weight_tensors
 from rebar.graph.models.image_config import ConvNetConfig, tensor_shapes
 from rebar.graph.parameters import Parameters, ParameterShape, fill
+from rebar.graph.plan import SLACK
 from rebar.graph.recorded import Loss, RecordedLearner, with_loss
 from rebar.graph.tensor import Tensor
 from rebar.graph.training import GradientObserver

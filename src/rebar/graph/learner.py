@@ -94,7 +94,7 @@ def open_learner(
     options: LearnerOptions | None = None,
     *,
     progress: Progress | None = None,
-    planned: Callable[[TrainingPlan], None] = lambda _: None,
+    planned: Callable[[TrainingPlan], None] | None = None,
     own: OwnNodes = NO_NODES,
 ) -> Learner:
     """Opens a model for training. planned: told what it will take before a weight is read. own:
@@ -136,7 +136,8 @@ def open_learner(
     bound.update({tensor: ropes[rope] for rope, tensor in decoder.ropes.items()})
     scheduler = Scheduler(graph, loss, limits, bound, gradients, decoder.head_begin)
     learner = Learner(c, device, parameters, scheduler, asked, options.recompute)
-    planned(plan_of(learner, entries))
+    if planned is not None:
+        planned(plan_of(learner, entries))
     binder.load()
     if spec is not None:
         begin(parameters, c, spec, options.seed)

@@ -16,6 +16,9 @@ from rebar.graph.node import Node, Values
 from rebar.graph.tensor import GROUPS, Tensor
 from rebar.hal import Block, Domain, Limits, Operand, Pool, QuantizedRows, Rows, aligned
 
+SLACK = 4096
+"""Of a pool that holds one arena: rounding up to its alignment."""
+
 
 @dataclass(frozen=True, slots=True)
 class Placement:

@@ -15,12 +15,12 @@ from rebar.graph.explosion import Searched, find_explosion
 from rebar.graph.graph import Graph
 from rebar.graph.nodes_loss import CrossEntropy
 from rebar.graph.parameters import Parameters
+from rebar.graph.plan import SLACK
 from rebar.graph.tensor import Tensor
 from rebar.graph.training import ArenaPlan, GradientObserver, Hook, TrainingProgram, plan_arena
 from rebar.graph.training_plan import ARENA, no_way_fits
 from rebar.hal import DeviceManager, Step
 
-SLACK = 4096
 Batch = TypeVar("Batch")
 
 
@@ -72,6 +72,7 @@ class RecordedLearner:
         self.step = step
         self.asked: Choice = recompute
         self._scheduler = scheduler
+        self._plans: dict[Recompute, ArenaPlan] = {}
         self._hooks: dict[Tensor, list[Hook]] = {}
         self._stopped: set[Tensor] = set()
         self._program: TrainingProgram | None = self._record()
@@ -158,6 +159,7 @@ class RecordedLearner:
             self._watchable(made, tensor)
         self._scheduler = made
         self._stopped, self._program = stopped, None
+        self._plans.clear()
 
     def _tensor(self, name: str) -> Tensor:
         """The output of that name, or the first one of the node of that name."""
@@ -185,14 +187,20 @@ class RecordedLearner:
         """The first way that was allowed and fits, and the arena with it."""
         asked = RECOMPUTE if self.asked == "auto" else (self.asked,)
         for recompute in asked:
-            plan = plan_arena(self._scheduler, recompute)
+            plan = self._plan(recompute)
             if plan.nbytes + SLACK <= self.left:
                 return recompute, plan
         raise no_way_fits(self.arena_bytes(), asked, self.left, self._scheduler.limits.rows)
 
     def arena_bytes(self) -> dict[Recompute, int]:
         """What activations and gradients would take, by what is computed again."""
-        return {r: plan_arena(self._scheduler, r).nbytes for r in RECOMPUTE}
+        return {r: self._plan(r).nbytes for r in RECOMPUTE}
+
+    def _plan(self, recompute: Recompute) -> ArenaPlan:
+        """The arena, found once for each way: 30 ms for 30 layers."""
+        if recompute not in self._plans:
+            self._plans[recompute] = plan_arena(self._scheduler, recompute)
+        return self._plans[recompute]
 
     def close(self) -> None:
         """Gives the pools back; the learner must not be used any more."""
