@@ -10,6 +10,7 @@ import time
 from functools import partial
 
 from rebar.dataflow.text import ChatTemplate, TextStream, Tokenizer, build_vocabulary
+from rebar.dataflow.text.vocabulary import byte_alphabet
 from rebar.graph import Row, RunnerOptions, Sampled, TokenizerData
 from rebar.graph.blocks import BlockLedger
 from rebar.service import engine_process, loading
@@ -60,14 +61,14 @@ class FreeRunner:
 
 def tokenizer() -> Tokenizer:
     """A byte a token, and an end."""
-    # GPT-2's printable stand-ins for the 256 bytes.
-    plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    others = iter(range(256, 512))
-    letters = [chr(byte if byte in plain else next(others)) for byte in range(256)]
     data = TokenizerData(
-        kind="bpe", pre="gpt-2", tokens=[*letters, "<|end|>"], types=[1] * 256 + [3], merges=[],
+        kind="bpe",
+        pre="gpt-2",
+        tokens=[*byte_alphabet(), "<|end|>"],
+        types=[1] * 256 + [3],
+        merges=[],
         end_ids=(END,),
-    )  # fmt: skip
+    )
     return Tokenizer(build_vocabulary(data))
 
 

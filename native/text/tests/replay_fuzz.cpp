@@ -5,19 +5,11 @@
 #include <cstdio>
 #include <vector>
 
+#include "text/tests/random.h"
+
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size);
 
 namespace {
-
-struct Random {  // SplitMix64 (Steele, Lea and Flood 2014)
-  uint64_t state;
-  uint64_t next() {
-    uint64_t z = state += 0x9e3779b97f4a7c15ull;
-    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9ull;
-    z = (z ^ (z >> 27)) * 0x94d049bb133111ebull;
-    return z ^ (z >> 31);
-  }
-};
 
 // Bytes that matter to tokenizers more often than others.
 constexpr char kLikely[] =
@@ -28,12 +20,12 @@ constexpr char kLikely[] =
 
 int main() {
   constexpr int kRuns = 30'000;
-  Random random{20261130};
+  Random chance;
   std::vector<uint8_t> input;
   for (int run = 0; run < kRuns; ++run) {
-    input.resize(2 + random.next() % 300);
+    input.resize(2 + chance.next() % 300);
     for (uint8_t& byte : input) {
-      const uint64_t r = random.next();
+      const uint64_t r = chance.next();
       byte = r & 256 ? static_cast<uint8_t>(r) : static_cast<uint8_t>(kLikely[r / 512 % (sizeof kLikely - 1)]);
     }
     input[0] = static_cast<uint8_t>(run);  // the way

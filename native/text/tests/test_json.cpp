@@ -5,17 +5,13 @@
 #include <iterator>
 #include <string>
 
+#include "text/tests/random.h"
+
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size);
 
 namespace {
 
-uint64_t state = 20261130;
-uint64_t below(uint64_t n) {  // SplitMix64 (Steele, Lea and Flood 2014)
-  uint64_t z = state += 0x9e3779b97f4a7c15ull;
-  z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9ull;
-  z = (z ^ (z >> 27)) * 0x94d049bb133111ebull;
-  return (z ^ (z >> 31)) % n;
-}
+Random chance;
 
 constexpr const char* kPieces[] = {"{",
                                    "}",
@@ -57,10 +53,10 @@ constexpr const char* kPieces[] = {"{",
                                    "[1,2,3]"};
 
 std::string value(int depth) {
-  const uint64_t kind = below(depth > 5 ? 4 : 6);
-  if (kind < 4) return kPieces[13 + below(std::size(kPieces) - 13)];
+  const uint64_t kind = chance.below(depth > 5 ? 4 : 6);
+  if (kind < 4) return kPieces[13 + chance.below(std::size(kPieces) - 13)];
   std::string out = kind == 4 ? "[" : "{";
-  const uint64_t count = below(5);
+  const uint64_t count = chance.below(5);
   for (uint64_t i = 0; i < count; ++i) {
     out += i ? ", " : "";
     if (kind == 5) out += i % 2 ? "\"k\": " : "\"a longer key than is kept from one record to the next\":";
@@ -81,12 +77,12 @@ int main() {
     std::string text = value(0);
     if (run % 4 == 0) {
       text.clear();
-      for (uint64_t n = below(12); n > 0; --n) text += kPieces[below(std::size(kPieces))];
+      for (uint64_t n = chance.below(12); n > 0; --n) text += kPieces[chance.below(std::size(kPieces))];
     }
     read(text);
     if (text.empty()) continue;
-    read(text.substr(0, below(text.size())));
-    text[below(text.size())] = static_cast<char>(below(256));
+    read(text.substr(0, chance.below(text.size())));
+    text[chance.below(text.size())] = static_cast<char>(chance.below(256));
     read(text);
     count += 3;
   }

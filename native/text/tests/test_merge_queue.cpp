@@ -4,20 +4,16 @@
 #include <set>
 
 #include "text/merge_queue.h"
+#include "text/tests/random.h"
 
 using rebar::text::Candidate;
 using rebar::text::MergeQueue;
 
 namespace {
 
-uint64_t state = 20261130;
+Random chance;
 
-uint32_t random_below(uint32_t n) {  // SplitMix64 (Steele, Lea and Flood 2014)
-  uint64_t z = state += 0x9e3779b97f4a7c15ull;
-  z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9ull;
-  z = (z ^ (z >> 27)) * 0x94d049bb133111ebull;
-  return static_cast<uint32_t>((z ^ (z >> 31)) % n);
-}
+uint32_t random_below(uint32_t n) { return static_cast<uint32_t>(chance.below(n)); }
 
 // One word of n symbols; each candidate that comes out offers up to two more. Says how many came out wrong.
 int word(MergeQueue& queue, uint32_t n, uint32_t ranks, bool rising) {

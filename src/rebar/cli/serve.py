@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 
 from rebar.cli import STARTED
+from rebar.cli.models import find_named, open_found
 from rebar.cli.notify import tell_manager
 from rebar.cli.options import (
     DEFAULT_MODEL,
@@ -22,7 +23,7 @@ from rebar.cli.options import (
     Port,
     QueueFlags,
 )
-from rebar.cli.output import note, progress, timed
+from rebar.cli.output import note, timed
 from rebar.cli.settings import places
 
 if TYPE_CHECKING:
@@ -120,10 +121,9 @@ def _load(
     """The model in an engine process; says what the machine and the plan are, and how long each
     phase took.
     """
-    from rebar.dataflow.models import open_source, public_name
+    from rebar.dataflow.models import public_name
     from rebar.graph import plan_memory
     from rebar.graph.weights.classifier import is_classifier
-    from rebar.graph.weights.source import resolve
     from rebar.hal import DeviceManager
     from rebar.service.engine_process import EngineProcess
     from rebar.service.loading import open_served, spec_of
@@ -135,12 +135,12 @@ def _load(
     device = DeviceManager(threads=options.threads, memory=options.memory, isa=options.isa)
     note(f"machine    {device.machine.cpu}, {device.machine.memory_total / 1e9:.1f} GB")
     note(f"device     {device.backend.describe()}")
-    with timed("fetch"), progress() as shown:
-        source = resolve(model, where.cache, hub=where.hub, progress=shown, offline=offline)
+    with timed("fetch"):
+        source = find_named(model, offline=offline)
     if is_classifier(source):
         return _load_classifier(source, model, names, options, queue)
-    with timed("convert"), progress() as shown:
-        file = open_source(source, where.cache, shown)
+    with timed("convert"):
+        file = open_found(source)
     for line in plan_memory(file, options, device.budget, kept=True).lines():
         note(f"  {line}")
     names = names or (public_name(model), model)

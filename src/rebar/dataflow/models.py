@@ -129,7 +129,8 @@ def _recoded(model: ModelFile, kind: WeightType | None, like: ModelFile | None) 
 
     own = matrix_types(model)
     if like is None:
-        return recoded(model, own if kind is None else dict.fromkeys(own, kind))
+        assert kind is not None, "one of the two says the types"
+        return recoded(model, dict.fromkeys(own, kind))
     kinds = matrix_types(like)
     if kinds.keys() != own.keys():
         raise InputError(

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from rebar.errors import CorruptFileError
 from rebar.graph.weights.safetensors import read_safetensors
-from rebar.hal.files import MappedFile, drop_pages, write_whole
+from rebar.hal.files import MappedFile, hash_mapped, write_whole
 
 F32 = NDArray[np.float32]
 State = dict[str, Any]
@@ -113,9 +113,7 @@ def _state(path: Path, header: bytes) -> State:
 def _digest(data: NDArray[np.uint8]) -> bytes:
     digest = hashlib.sha256(data[: _DIGEST.start].data)
     digest.update(_ZEROS)
-    for begin in range(_DIGEST.stop, data.size, _PIECE):
-        digest.update(data[begin : begin + _PIECE].data)
-        drop_pages(data[begin : begin + _PIECE])
+    hash_mapped(digest, data[_DIGEST.stop :])
     return digest.hexdigest().encode()
 
 

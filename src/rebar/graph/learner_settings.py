@@ -12,9 +12,7 @@ from rebar.graph.lora.spec import LoraSpec
 from rebar.graph.parameters import Parameters
 from rebar.graph.weights.hf_names import namer
 from rebar.graph.weights.model_file import ModelFile, StoredTensor
-from rebar.hal.files import drop_pages
-
-PIECE = 1 << 24
+from rebar.hal.files import hash_mapped
 
 
 def settings_of(
@@ -25,13 +23,13 @@ def settings_of(
     frozen = [t for name, t in model.tensors.items() if name_of(name) not in parameters]
     return {
         "model": hashlib.sha256(repr(model.config).encode()).hexdigest(),
-        "frozen weights": weights_digest(frozen),
+        "frozen weights": tensors_digest(frozen),
         "adapter scale": spec.scale if spec is not None else None,
         "kv": kv,
     }
 
 
-def weights_digest(tensors: list[StoredTensor]) -> str:
+def tensors_digest(tensors: list[StoredTensor]) -> str:
     """Of names, types and bytes; empty for none. The pages that were read for it are let go."""
     if not tensors:
         return ""
@@ -39,8 +37,5 @@ def weights_digest(tensors: list[StoredTensor]) -> str:
     for tensor in sorted(tensors, key=lambda t: t.name):
         described = [tensor.name, tensor.type, list(tensor.shape), tensor.packed]
         said.update(repr(described).encode())
-        for begin in range(0, tensor.data.size, PIECE):
-            piece = tensor.data[begin : begin + PIECE]
-            said.update(piece.data)
-            drop_pages(piece)
+        hash_mapped(said, tensor.data)
     return said.hexdigest()

@@ -7,7 +7,7 @@ further one takes less memory and more time, and no bit depends on the choice.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -19,6 +19,7 @@ from rebar.graph.models import bind
 from rebar.graph.parameters import Parameters, ParameterShape
 from rebar.graph.weights.hf_names import namer
 from rebar.graph.weights.model_file import ModelFile
+from rebar.graph.weights.types import elements
 from rebar.hal import DeviceManager, KVFormat, Limits
 
 ARENA = "arena"
@@ -90,7 +91,7 @@ def learner_entries(
 ) -> tuple[MemoryEntry, ...]:
     """All pools of a language model that learns, but for the arena. shapes: what learns."""
     c, frozen = model.config, frozen_part(model, shapes)
-    count = sum(_numbers(shape) for shape in shapes)
+    count = sum(elements(shape.shape) for shape in shapes)
     mapped = 0 if copied else bind.mapped_bytes(frozen)
     pooled = bind.pool_bytes(frozen, copied=copied)
     kv = limits.blocks * block_bytes(c.layers, c.kv_heads, c.head_dim, kind)
@@ -115,16 +116,12 @@ def frozen_part(model: ModelFile, shapes: Sequence[ParameterShape]) -> ModelFile
     return replace(model, tensors=kept)
 
 
-def _numbers(shape: ParameterShape) -> int:
-    n, *k = shape.shape
-    return n * k[0] if k else n
-
-
 def check_room(entries: Sequence[MemoryEntry], budget: int, rows: int) -> None:
     """MemoryBudgetError where a model does not fit even without its activations."""
     needed = sum(entry.nbytes + SLACK for entry in entries)
     if needed > budget:
-        parts = ", ".join(f"{e.pool} {e.nbytes / 1e6:,.1f} MB" for e in _largest(entries))
+        largest = sorted(entries, key=lambda e: -e.nbytes)[:3]
+        parts = ", ".join(f"{e.pool} {e.nbytes / 1e6:,.1f} MB" for e in largest)
         raise MemoryBudgetError(
             f"training needs {needed / 1e6:,.1f} MB before its first activation ({parts}), the "
             f"budget is {budget / 1e6:,.1f} MB. Give it more with --memory, compute fewer than "
@@ -132,10 +129,6 @@ def check_room(entries: Sequence[MemoryEntry], budget: int, rows: int) -> None:
             needed=needed,
             available=budget,
         )
-
-
-def _largest(entries: Sequence[MemoryEntry]) -> Iterator[MemoryEntry]:
-    return iter(sorted(entries, key=lambda e: -e.nbytes)[:3])
 
 
 def no_way_fits(

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import hashlib
 import mmap
 import os
 import stat
@@ -25,6 +26,7 @@ from numpy.typing import NDArray
 from rebar import _native
 from rebar.errors import CorruptFileError, MissingFileError, ModelFileError
 
+HASHED_BYTES = 1 << 24
 Advice = Literal["sequential", "random", "willneed", "dontneed"]
 
 _ADVICE: dict[Advice, int] = {
@@ -60,6 +62,14 @@ def mapping_of(view: NDArray[np.uint8]) -> tuple[FileMapping, int] | None:
     if not isinstance(root, FileMapping):
         return None
     return root, int(view.ctypes.data) - int(np.frombuffer(root, dtype=np.uint8).ctypes.data)
+
+
+def hash_mapped(digest: hashlib._Hash, view: NDArray[np.uint8]) -> None:
+    """Adds the bytes of a view to a digest. Of a MappedFile no more pages stay than a piece has."""
+    for begin in range(0, view.size, HASHED_BYTES):
+        piece = view[begin : begin + HASHED_BYTES]
+        digest.update(piece.data)
+        drop_pages(piece)
 
 
 def drop_pages(view: NDArray[np.uint8]) -> None:

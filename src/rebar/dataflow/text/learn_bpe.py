@@ -13,11 +13,12 @@ import re
 from collections import Counter, defaultdict
 from itertools import pairwise
 
+from rebar.dataflow.text.vocabulary import byte_alphabet
 from rebar.errors import InputError
+from rebar.graph.weights.end_tokens import CONTROL, NORMAL
 from rebar.graph.weights.model_file import TokenizerData
 
 END = "<|endoftext|>"
-NORMAL, CONTROL = 1, 3  # GGUF's token types
 # openai/gpt-2, encoder.py, with \p{L} and \p{N} as far as Python's re has them.
 _WORD = re.compile(r"'(?:s|t|re|ve|m|ll|d)| ?[^\W\d_]+| ?\d+| ?(?:[^\s\w]|_)+|\s+(?!\S)|\s+")
 Pair = tuple[bytes, bytes]
@@ -34,7 +35,7 @@ def learn_bpe(text: str, size: int) -> TokenizerData:
             param="tokenizer",
         )
     merges = _merges(Counter(word.encode() for word in _WORD.findall(text)), size - 257)
-    shown = _alphabet()
+    shown = byte_alphabet()
     tokens = [END, *shown, *("".join(shown[b] for b in a + c) for a, c in merges)]
     return TokenizerData(
         kind="bpe",
@@ -48,13 +49,6 @@ def learn_bpe(text: str, size: int) -> TokenizerData:
         eos_id=0,
         end_ids=(0,),
     )
-
-
-def _alphabet() -> list[str]:
-    """GPT-2's printable character of each byte (openai/gpt-2, encoder.py, bytes_to_unicode)."""
-    plain = {*range(33, 127), *range(161, 173), *range(174, 256)}
-    others = iter(range(256, 512))
-    return [chr(byte if byte in plain else next(others)) for byte in range(256)]
 
 
 def _merges(words: Counter[bytes], count: int) -> list[Pair]:

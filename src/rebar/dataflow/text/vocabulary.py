@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import numpy as np
 
 from rebar import _native
 from rebar.errors import CorruptFileError, UnsupportedModelError
-from rebar.graph.weights.end_tokens import BYTE, CONTROL, UNKNOWN, UNUSED, USER_DEFINED
+from rebar.graph.weights.end_tokens import BYTE, CONTROL, SPACE, UNKNOWN, UNUSED, USER_DEFINED
 from rebar.graph.weights.model_file import TokenizerData
-
-SPACE = "\u2581"  # how SentencePiece spells a space
 
 
 def build_vocabulary(data: TokenizerData) -> bytes:
@@ -79,20 +79,18 @@ def read_vocabulary(tables: bytes | memoryview) -> TokenizerData:
     )
 
 
-def _alphabet() -> dict[int, str]:
-    """GPT-2's printable characters for bytes (Radford et al., 2019)."""
-    printable = {b for b in range(256) if 33 <= b <= 126 or 161 <= b <= 172 or b >= 174}
+@cache
+def byte_alphabet() -> tuple[str, ...]:
+    """GPT-2's printable character of each byte (openai/gpt-2, encoder.py, bytes_to_unicode)."""
+    plain = {*range(33, 127), *range(161, 173), *range(174, 256)}
     others = iter(range(256, 512))
-    return {b: chr(b) if b in printable else chr(next(others)) for b in range(256)}
-
-
-_ALPHABET = _alphabet()
+    return tuple(chr(byte if byte in plain else next(others)) for byte in range(256))
 
 
 def _spelled_bytes(text: bytes, kind: int) -> str:
     if kind in (UNKNOWN, CONTROL, USER_DEFINED):
         return text.decode("utf-8", "replace")
-    return "".join(_ALPHABET[byte] for byte in text)
+    return "".join(byte_alphabet()[byte] for byte in text)
 
 
 def _spelled_spm(text: bytes, kind: int) -> str:

@@ -48,8 +48,8 @@ def merged(model: ModelFile, adapter: Adapter, kind: MergeType = "auto") -> Mode
         notes[TYPES] = kind
     tensors = dict(model.tensors)
     for place, low in adapter.parts.items():
-        name = f"layers.{place.layer}.{place.part}.weight"
-        tensors[name] = MergedTensor(tensors[name], low, _due(kind, tensors[name].type))
+        own = tensors[place.weight]
+        tensors[place.weight] = MergedTensor(own, low, _due(kind, own.type))
     return replace(model, tensors=tensors, provenance={**model.provenance, **notes})
 
 
@@ -84,10 +84,9 @@ def rounding(base: ModelFile, adapter: Adapter, written: ModelFile) -> float:
     """
     lost = added = 0.0
     for place, low in adapter.parts.items():
-        name = f"layers.{place.layer}.{place.part}.weight"
         a, b = (m.astype(np.float64) for m in low.matrices())
         more = low.scale * (b @ a)
-        left = dense(written.tensors[name]) - (dense(base.tensors[name]) + more)
+        left = dense(written.tensors[place.weight]) - (dense(base.tensors[place.weight]) + more)
         lost += float(np.square(left).sum())
         added += float(np.square(more).sum())
     return math.sqrt(lost / added) if added else 0.0

@@ -30,6 +30,11 @@ class Place:
     layer: int
     part: str
 
+    @property
+    def weight(self) -> str:
+        """The canonical name of its matrix."""
+        return f"layers.{self.layer}.{self.part}.weight"
+
 
 def module_of(layer: int, part: str) -> str:
     """The name of a module: model.layers.3.self_attn.q_proj."""

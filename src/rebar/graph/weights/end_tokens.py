@@ -16,6 +16,7 @@ KNOWN_END_TOKENS = frozenset({
 })  # fmt: skip
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
+SPACE = "\u2581"  # how SentencePiece spells a space
 
 
 def end_ids(named: Iterable[int], tokens: Sequence[str], types: Sequence[int]) -> tuple[int, ...]:

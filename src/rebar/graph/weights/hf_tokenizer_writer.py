@@ -7,11 +7,10 @@ from __future__ import annotations
 from typing import Any
 
 from rebar.errors import UnsupportedModelError
-from rebar.graph.weights.end_tokens import CONTROL, UNKNOWN, UNUSED, USER_DEFINED
+from rebar.graph.weights.end_tokens import CONTROL, SPACE, UNKNOWN, UNUSED, USER_DEFINED
 from rebar.graph.weights.hf_tokenizer import SPLITS
 from rebar.graph.weights.model_file import TokenizerData
 
-SPACE = "\u2581"  # how SentencePiece spells a space
 _BYTE_LEVEL = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
 _TO_SPACE = {"type": "Replace", "pattern": {"String": SPACE}, "content": " "}
 _FROM_SPACE = {"type": "Replace", "pattern": {"String": " "}, "content": SPACE}

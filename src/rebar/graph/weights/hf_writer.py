@@ -35,7 +35,7 @@ from rebar.graph.weights.provenance import merged_notes
 from rebar.graph.weights.rebar_writer import unwritten
 from rebar.graph.weights.safetensors import SINGLE
 from rebar.graph.weights.safetensors_writer import safetensors_header
-from rebar.graph.weights.types import elements
+from rebar.graph.weights.types import stored_nbytes
 from rebar.graph.weights.values import F32, dense_pieces, encoded
 from rebar.hal.files import sync_folder, write_whole
 
@@ -123,7 +123,7 @@ def _holds(kind: WeightType, values: F32) -> bool:
 
 
 def _nbytes(kind: WeightType, shape: tuple[int, ...]) -> int:
-    return elements(shape) * (4 if kind == "F32" else 2)
+    return stored_nbytes(kind, shape) or 0  # floats fill any row
 
 
 def _texts(model: ModelFile, tokenizer: TokenizerData, kind: WeightType) -> dict[str, bytes]:
